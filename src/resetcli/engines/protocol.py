@@ -22,7 +22,7 @@ class Request:
     """One prompt to continue.
 
     ``seed`` is the sample's 63-bit key (``base.seeds.sample_seed``); draws depend on it and the position only.
-    ``stop`` strings end the text before their first occurrence.
+    ``stop`` strings end the text before their first occurrence; ``ignore_eos`` runs to the limit (benchmarks).
     """
 
     request_id: str
@@ -30,6 +30,7 @@ class Request:
     seed: int
     max_new_tokens: int
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
