@@ -30,7 +30,7 @@ def sample(
 
     Args:
         logits: [B, V], any float dtype; -inf entries are never drawn.
-        temperature: float [B] > 0.
+        temperature: float [B]; 0 is argmax (smallest id on ties).
         uniform: float64 [B] in [0, 1).
         top_p: 0 < top_p <= 1; 1 is off. top_k: 0 is off. min_p: 0 is off.
 
@@ -40,7 +40,8 @@ def sample(
     logits = logits.float()
     top = logits.amax(-1, keepdim=True)
     # Maximum first: at T = 0.1 a raw quotient would overflow float16-sized logits.
-    scaled = (logits - top) / temperature.to(logits)[:, None]
+    scaled = (logits - top) / temperature.to(logits).clamp_min(1e-6)[:, None]
+    uniform = torch.where(temperature > 0, uniform, 0.0)
     if min_p > 0:
         scaled = scaled.masked_fill(scaled.exp() < min_p, -torch.inf)
     total = scaled.exp().sum(-1, dtype=torch.float64)

@@ -1,0 +1,70 @@
+"""Packed layers against torch's own linear, and the row-invariance claim they make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from resetcli.engines import packing
+
+pytestmark = pytest.mark.skipif(not packing.available(), reason="this torch build has no oneDNN")
+
+
+class Block(nn.Module):
+    def __init__(self, bias: bool):
+        super().__init__()
+        self.q_proj = nn.Linear(64, 48, bias=bias)
+        self.k_proj = nn.Linear(64, 16, bias=bias)
+        self.v_proj = nn.Linear(64, 16, bias=False)
+        self.o_proj = nn.Linear(48, 64, bias=bias)
+        self.gate_proj = nn.Linear(64, 160)
+        self.up_proj = nn.Linear(64, 160)
+
+    def forward(self, x):
+        y = self.o_proj(self.q_proj(x))
+        return torch.cat([y, self.k_proj(x), self.v_proj(x), self.gate_proj(x), self.up_proj(x)], -1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+def test_packed_block_equals_dense(bias, rows):
+    torch.manual_seed(0)
+    block = Block(bias)
+    x = torch.randn(rows, 1, 64)
+    with torch.inference_mode():
+        want = block(x)
+        weights = packing.pack_model(block, 8)
+        got = block(x)
+        again = block(torch.randn(rows, 1, 64))
+        same = block(x)
+    assert len(weights) == 3  # q/k/v together, o, gate/up together
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert torch.equal(same, got) and not torch.equal(again, got)
+
+
+def test_order_of_calls_and_recycled_inputs():
+    torch.manual_seed(0)
+    shared = packing.SharedInput([nn.Linear(32, 8), nn.Linear(32, 8)], 8)
+    a, b = torch.randn(2, 32), torch.randn(2, 32)
+    with torch.inference_mode():
+        first = shared.part(1, a)
+        other = shared.part(0, b)  # another input before part 0 of the first was fetched
+        assert torch.equal(shared.part(1, b), shared.weight(b)[..., 8:])
+        assert torch.equal(shared.part(0, a), shared.weight(a)[..., :8])
+        assert torch.equal(first, shared.weight(a)[..., 8:]) and torch.equal(other, shared.weight(b)[..., :8])
+        assert shared.part(1, a).shape == (2, 8) and shared._input is None
+
+
+def test_rows_keep_their_bits():
+    torch.manual_seed(0)
+    weights = [packing.PackedWeight(torch.randn(n, k), None, 8) for n, k in [(96, 64), (64, 192), (512, 64)]]
+    assert packing.rows_are_invariant(weights, 16)
+
+
+def test_a_weight_that_depends_on_rows_is_noticed():
+    class Drifting(packing.PackedWeight):
+        def __call__(self, x):
+            return super().__call__(x) * (1 + 1e-6 * (x.shape[0] == 5))
+
+    assert not packing.rows_are_invariant([Drifting(torch.randn(64, 32), None, 8)], 8)
