@@ -1,0 +1,167 @@
+"""T_low by trial: the candidate with the best avg@k on problems that tau_0 did not use.
+
+The engine generates under the very policy that will decode. Who judges an answer is passed in, because
+scoring lives above calibration. All candidates get the same sample seeds, so they differ by T_low alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from resetcli.base.errors import ResetError, UsageError
+from resetcli.base.reporting import Reporter
+from resetcli.base.seeds import sample_seed
+from resetcli.engines.protocol import Engine, Request
+from resetcli.policy.settings import PolicySettings
+
+if TYPE_CHECKING:
+    from resetcli.data.sources import ProblemSet
+
+Scorer = Callable[[str, str, str], float]
+"""(text, target, finish_reason) -> score in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class TLowChoice:
+    """The chosen T_low of a task and the avg@k of each candidate, on ``problems`` problems with ``repeats`` samples."""
+
+    task: str
+    t_low: float
+    scores: dict[float, float]
+    problems: int
+    repeats: int
+
+    def to_json(self) -> dict[str, Any]:
+        """{"task", "t_low", "avg@k": {candidate: score}, "problems", "repeats"}."""
+        scores = {f"{t:g}": score for t, score in self.scores.items()}
+        return {
+            "task": self.task, "t_low": self.t_low, "avg@k": scores, "problems": self.problems, "repeats": self.repeats,
+        }  # fmt: skip
+
+
+def parse_t_lows(text: str) -> list[float]:
+    """``--select-t-low 0.1,0.2``: ascending distinct temperatures; spaces and a trailing comma allowed.
+
+    Raises:
+        UsageError: an item is not a number in [0, 2], or there is none.
+    """
+    found = set()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            value = float(item)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= 2:
+            raise UsageError(f"--select-t-low: '{item}' is not a temperature from 0 to 2")
+        found.add(value)
+    if not found:
+        raise UsageError("--select-t-low needs at least one temperature, such as 0.1,0.2,0.3,0.4")
+    return sorted(found)
+
+
+def held_out(pool: ProblemSet, used_ids: Sequence[str | int], count: int) -> tuple[list[str], list[str]]:
+    """The first ``count`` problems of ``pool`` with an answer whose id tau_0 did not use: (problems, answers).
+
+    Raises:
+        ResetError: there are fewer.
+    """
+    used = {str(i) for i in used_ids}
+    answers: Sequence[str | None] = pool.answers or [None] * len(pool.problems)
+    chosen = [
+        (problem, str(answer))
+        for problem, identity, answer in zip(pool.problems, pool.ids, answers, strict=True)
+        if answer not in (None, "") and str(identity) not in used
+    ][:count]
+    if len(chosen) < count:
+        raise ResetError(
+            f"--select-t-low needs {count} problems with answers beside those of tau_0, {pool.dataset} has "
+            f"{len(chosen)}; pass a larger file with --problems"
+        )
+    return [problem for problem, _ in chosen], [answer for _, answer in chosen]
+
+
+def select_t_low(
+    engine: Engine,
+    problems: Sequence[str],
+    answers: Sequence[str],
+    candidates: Sequence[float],
+    *,
+    task: str,
+    settings: PolicySettings,
+    score: Scorer,
+    repeats: int = 4,
+    max_new_tokens: int = 32768,
+    seed: int = 0,
+    reporter: Reporter | None = None,
+) -> TLowChoice:
+    """The candidate with the highest avg@k on ``problems``, ties to the lowest.
+
+    Args:
+        problems, answers: held out from tau_0's (``held_out``), [n] each.
+        candidates: values of T_low to try.
+        settings: a policy that uses T_low, with the calibrated tau_0; its t_low is replaced.
+        score: judges an answer.
+        repeats: k, samples a problem; sample r of problem i has the key ``sample_seed(seed, "calibrate", i, r)``.
+        max_new_tokens: limit of an answer; a smaller room in the context wins.
+
+    Raises:
+        UsageError: no candidates, or one that ``settings`` refuses (above t_high).
+        ResetError: NaN logits, or a prompt that fills the context.
+    """
+    reporter = reporter or Reporter()
+    if not candidates or not problems or repeats < 1:
+        raise UsageError("selecting T_low needs at least one candidate, one problem and one repeat")
+    if len(problems) != len(answers):
+        raise UsageError(f"{len(problems)} problems but {len(answers)} answers")
+    trials = sorted(set(candidates))
+    for t_low in trials:
+        replace(settings, t_low=t_low).validate()
+    requests = _requests(engine, problems, repeats, max_new_tokens, seed)
+    scores: dict[float, float] = {}
+    with reporter.phase(f"T_low for {task} (answers)", total=len(trials) * len(requests)) as advance:
+        for t_low in trials:
+            # Integer or exact scores add up the same in any finishing order; others are summed by request.
+            got: dict[str, float] = {}
+            for done in engine.generate(requests, replace(settings, t_low=t_low)):
+                index = int(done.request_id.split("/")[0])
+                if done.finish_reason == "error":
+                    raise ResetError(f"T_low {t_low:g}, problem {index}: {done.error or 'NaN logits'}")
+                got[done.request_id] = float(score(done.text, answers[index], done.finish_reason))
+                advance(1)
+            if len(got) != len(requests):
+                raise ResetError(f"T_low {t_low:g}: {len(requests)} answers asked, {len(got)} came")
+            scores[t_low] = sum(got[request.request_id] for request in requests) / len(requests)
+    best = max(trials, key=lambda t: (scores[t], -t))
+    return TLowChoice(task, best, scores, len(problems), repeats)
+
+
+def select_by_task(
+    engine: Engine,
+    held: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    candidates: Sequence[float],
+    **options: Any,
+) -> list[TLowChoice]:
+    """``select_t_low`` for each task of ``held`` (task -> problems, answers); options as there."""
+    return [
+        select_t_low(engine, problems, answers, candidates, task=task, **options)
+        for task, (problems, answers) in held.items()
+    ]
+
+
+def _requests(engine: Engine, problems: Sequence[str], repeats: int, max_new_tokens: int, seed: int) -> list[Request]:
+    requests = []
+    for i, problem in enumerate(problems):
+        prompt = tuple(engine.encode_chat([{"role": "user", "content": problem}], thinking=True))
+        room = engine.info.context - len(prompt)
+        if room < 1:
+            raise ResetError(
+                f"held-out problem {i} has {len(prompt)} tokens, the context of {engine.info.model} is "
+                f"{engine.info.context}; leave it out with --problems FILE"
+            )
+        requests += [
+            Request(f"{i}/{r}", prompt, sample_seed(seed, "calibrate", i, r), min(max_new_tokens, room))
+            for r in range(repeats)
+        ]
+    return requests
