@@ -28,7 +28,9 @@ def test_sample_seed_is_the_documented_hash():
     text = '[7,"aime","2024-I-1",3]'
     expected = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") & (2**63 - 1)
     assert sample_seed(7, "aime", "2024-I-1", 3) == expected
-    assert sample_seed(7, "é", 1, 0) == int.from_bytes(hashlib.sha256('[7,"é",1,0]'.encode()).digest()[:8], "little") & (2**63 - 1)
+    assert sample_seed(7, "é", 1, 0) == int.from_bytes(
+        hashlib.sha256('[7,"é",1,0]'.encode()).digest()[:8], "little"
+    ) & (2**63 - 1)
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(1, 40))

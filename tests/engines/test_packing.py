@@ -58,8 +58,22 @@ def test_order_of_calls_and_recycled_inputs():
 
 def test_rows_keep_their_bits():
     torch.manual_seed(0)
-    weights = [packing.PackedWeight(torch.randn(n, k), None, 8) for n, k in [(96, 64), (64, 192), (512, 64)]]
-    assert packing.rows_are_invariant(weights, 16)
+    weights = [packing.PackedWeight(torch.randn(n, k), None, 8) for n, k in [(96, 64), (64, 1536), (512, 64)]]
+    assert packing.settle_rows(weights, 16)
+    for weight in weights:
+        x = torch.randn(9, weight.k)
+        whole = weight(x)
+        for rows in (1, 2, 5, 8):
+            assert torch.equal(weight(x[:rows].contiguous()), whole[:rows])
+
+
+def test_a_lone_row_that_differs_is_padded():
+    class Lone(packing.PackedWeight):
+        def __call__(self, x):
+            return super().__call__(x) * (1 + 1e-6 * (x.shape[0] == 1 and not self.pad_lone_row))
+
+    weight = Lone(torch.randn(64, 32), None, 8)
+    assert packing.settle_rows([weight], 8) and weight.pad_lone_row
 
 
 def test_a_weight_that_depends_on_rows_is_noticed():
@@ -67,4 +81,19 @@ def test_a_weight_that_depends_on_rows_is_noticed():
         def __call__(self, x):
             return super().__call__(x) * (1 + 1e-6 * (x.shape[0] == 5))
 
-    assert not packing.rows_are_invariant([Drifting(torch.randn(64, 32), None, 8)], 8)
+    assert not packing.settle_rows([Drifting(torch.randn(64, 32), None, 8)], 8)
+
+
+def test_fused_norms_have_the_same_bits():
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    torch.manual_seed(0)
+    norms = nn.ModuleList([LlamaRMSNorm(48, 1e-5), GemmaRMSNorm(48, 1e-5)])
+    x = torch.randn(5, 1, 48)
+    with torch.inference_mode():
+        norms[0].weight.copy_(torch.rand(48))
+        before = [norm(x) for norm in norms]
+        packing.fuse_norms(norms)
+        assert all(torch.equal(norm(x), b) for norm, b in zip(norms, before, strict=True))
+    assert "forward" in vars(norms[0])

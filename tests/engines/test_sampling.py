@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from resetcli.engines.sampling import HEADS, greedy, sample
 
 
-def kept_probabilities(logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float) -> list[tuple[int, float]]:
+def kept_probabilities(
+    logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float
+) -> list[tuple[int, float]]:
     """The filtered distribution in drawing order, by the definition: (id, probability), plain Python floats."""
     top = max(logits)
     weight = [math.exp((x - top) / temperature) if x > -math.inf else 0.0 for x in logits]
@@ -65,7 +67,9 @@ def test_small_vocabulary_matches_definition(values, temperature, u, top_p, top_
 
 
 @pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
-@pytest.mark.parametrize("filters", [{"top_p": 0.95}, {"top_p": 1.0}, {"top_k": 20}, {"top_k": 900, "top_p": 0.9}, {"min_p": 0.02}])
+@pytest.mark.parametrize(
+    "filters", [{"top_p": 0.95}, {"top_p": 1.0}, {"top_k": 20}, {"top_k": 900, "top_p": 0.9}, {"min_p": 0.02}]
+)
 def test_heads_give_the_token_of_the_full_sort(spread, filters):
     generator = torch.Generator().manual_seed(3)
     vocab = HEADS[-1] + 2000
@@ -75,10 +79,20 @@ def test_heads_give_the_token_of_the_full_sort(spread, filters):
         u = torch.rand(6, dtype=torch.float64, generator=generator)
         got = sample(logits, temperature, u, **filters)
         for row in range(6):
-            kept = kept_probabilities(logits[row].tolist(), float(temperature[row]), filters.get("top_p", 1.0), filters.get("top_k", 0), filters.get("min_p", 0.0))
+            kept = kept_probabilities(
+                logits[row].tolist(),
+                float(temperature[row]),
+                filters.get("top_p", 1.0),
+                filters.get("top_k", 0),
+                filters.get("min_p", 0.0),
+            )
             mass = np.cumsum([p for _, p in kept])
             at = int(np.searchsorted(mass, float(u[row]), side="right"))
-            candidates = {kept[min(max(i, 0), len(kept) - 1)][0] for i in (at - 1, at, at + 1)} if np.abs(mass - float(u[row])).min() < 1e-5 else {kept[min(at, len(kept) - 1)][0]}
+            candidates = (
+                {kept[min(max(i, 0), len(kept) - 1)][0] for i in (at - 1, at, at + 1)}
+                if np.abs(mass - float(u[row])).min() < 1e-5
+                else {kept[min(at, len(kept) - 1)][0]}
+            )
             assert int(got[row]) in candidates
 
 

@@ -36,7 +36,9 @@ def test_broken_bytes_do_not_hold_back_for_ever():
     assert stream.text + stream.finish() == stream.text and stream.text.endswith("end")
 
 
-@pytest.mark.parametrize("text, kept", [("one STOP two", "one "), ("STOP", ""), ("no end", "no end"), ("x###STOP", "x")])
+@pytest.mark.parametrize(
+    "text, kept", [("one STOP two", "one "), ("STOP", ""), ("no end", "no end"), ("x###STOP", "x")]
+)
 def test_stop_strings_cut_at_the_first(text, kept):
     stream = TextStream(Bytes(), ("STOP", "###"))
     for b in text.encode():

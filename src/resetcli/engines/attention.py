@@ -27,11 +27,10 @@ NAME = "reset_rows"
 class Step:
     """What a forward pass attends to.
 
-    Prefill and per-request decode: ``rows[i]`` belongs to batch row i, None for padding rows (their output is
-    zero). Static decode (``slot_kv`` set): all slots at once, new token of slot i at ``positions[i]``.
+    Prefill and per-request decode: ``rows[i]`` belongs to batch row i. Static decode (``slot_kv`` set): all slots at once, new token of slot i at ``positions[i]``.
     """
 
-    rows: Sequence[Row | None] = ()
+    rows: Sequence[Row] = ()
     slot_kv: SlotKV | None = None
     positions: torch.Tensor | None = None
     layers_seen: set[int] = field(default_factory=set)
@@ -54,7 +53,9 @@ def _grouped_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: fl
     """One query token a row, q [B, H, 1, D] against k, v [B, KVH, L, D]: the query heads of a group become the
     query sequence of their key head, so no key or value is repeated. Returns [B, 1, H, D]."""
     b, h, _, d = q.shape
-    out = F.scaled_dot_product_attention(q.reshape(b, k.shape[1], h // k.shape[1], d), k, v, attn_mask=mask, scale=scale)
+    out = F.scaled_dot_product_attention(
+        q.reshape(b, k.shape[1], h // k.shape[1], d), k, v, attn_mask=mask, scale=scale
+    )
     return out.reshape(b, 1, h, d)
 
 
@@ -77,7 +78,9 @@ def _row_attention(q, k_new, v_new, row: Row, layer: int, scale: float, window: 
         if window is not None:
             mask &= over > at - window
     grouped = k.shape[1] != q.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
     return out.transpose(1, 2)
 
 
@@ -112,19 +115,19 @@ def rows_attention(module, query, key, value, attention_mask, scaling=None, drop
     if step is None:
         raise ResetError("this model was prepared for resetcli's engine; load it afresh to call it directly")
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        raise ResetError(f"{type(module).__name__} needs attention soft-capping or sinks, which the transformers engine lacks")
+        raise ResetError(
+            f"{type(module).__name__} needs attention soft-capping or sinks, which the transformers engine lacks"
+        )
     layer = module.layer_idx
     step.layers_seen.add(layer)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     window = kwargs.get("sliding_window")
     if step.slot_kv is not None:
         return _static_attention(query, key, value, step, layer, scale, window), None
-    out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
-    for i, row in enumerate(step.rows):
-        if row is not None:
-            at = slice(i, i + 1)
-            out[at] = _row_attention(query[at], key[i], value[i], row, layer, scale, window)
-    return out, None
+    parts = [
+        _row_attention(query[i : i + 1], key[i], value[i], row, layer, scale, window) for i, row in enumerate(step.rows)
+    ]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)), None
 
 
 AttentionInterface.register(NAME, rows_attention)

@@ -140,7 +140,9 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
             "packed": packed,
         },
     )
-    return TransformersEngine(runner, tokenizer, info, end_ids(model, tokenizer), BoundaryTable.for_tokenizer(tokenizer))
+    return TransformersEngine(
+        runner, tokenizer, info, end_ids(model, tokenizer), BoundaryTable.for_tokenizer(tokenizer)
+    )
 
 
 def torch_threads() -> int:

@@ -14,14 +14,15 @@ their part, recognised by the identity of the input tensor.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from resetcli.nvfp4.linear import NVFP4Linear
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-MIN_ROWS = 2
 
 
 def available() -> bool:
@@ -30,17 +31,24 @@ def available() -> bool:
 
 
 class PackedWeight:
-    """A float32 weight [N, K] in oneDNN's blocked layout; ``rows_hint`` is the row count it is packed for."""
+    """A float32 weight [N, K] in oneDNN's blocked layout; ``rows_hint`` is the row count it is packed for.
+
+    ``pad_lone_row``: a single row is computed as two, because one row alone would take another kernel.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows_hint: int):
         self.n, self.k = weight.shape
         self.bias = bias
+        self.pad_lone_row = False
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().float().contiguous(), rows_hint)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32 [..., K] to [..., N]."""
         flat = x.reshape(-1, self.k)
-        out = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
+        if self.pad_lone_row and flat.shape[0] == 1:
+            out = torch.ops.mkldnn._linear_pointwise(flat.repeat(2, 1), self.packed, self.bias, "none", [], "")[:1]
+        else:
+            out = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
         return out.view(*x.shape[:-1], self.n)
 
 
@@ -49,14 +57,17 @@ class SharedInput:
 
     def __init__(self, layers: list[nn.Module], rows_hint: int):
         first = layers[0]
-        self.quantize = (
-            first.quantize_input if isinstance(first, NVFP4Linear) and first.activations == "w4a4" else None
-        )
+        self.quantize = first.quantize_input if isinstance(first, NVFP4Linear) and first.activations == "w4a4" else None
         weights = [_dense(layer) for layer in layers]
         biases = [layer.bias for layer in layers]
         bias = None
         if any(b is not None for b in biases):
-            bias = torch.cat([w.new_zeros(w.shape[0]) if b is None else b.detach().float() for w, b in zip(weights, biases, strict=True)])
+            bias = torch.cat(
+                [
+                    w.new_zeros(w.shape[0]) if b is None else b.detach().float()
+                    for w, b in zip(weights, biases, strict=True)
+                ]
+            )
         self.sizes = [w.shape[0] for w in weights]
         self.weight = PackedWeight(weights[0] if len(weights) == 1 else torch.cat(weights), bias, rows_hint)
         self._input: torch.Tensor | None = None
@@ -124,7 +135,9 @@ def _same_input(layers: list[nn.Module]) -> bool:
         return False
     if not isinstance(first, NVFP4Linear):
         return True
-    return all(layer.activations == first.activations and torch.equal(layer.input_scale, first.input_scale) for layer in layers)
+    return all(
+        layer.activations == first.activations and torch.equal(layer.input_scale, first.input_scale) for layer in layers
+    )
 
 
 def _dense(layer: nn.Module) -> torch.Tensor:
@@ -133,17 +146,39 @@ def _dense(layer: nn.Module) -> torch.Tensor:
     return layer.weight.detach().float()
 
 
-def rows_are_invariant(weights: list[PackedWeight], max_rows: int, seed: int = 0) -> bool:
-    """Whether, for each distinct shape, rows keep their bits from 2 to ``max_rows`` rows, in any position."""
-    shapes = {(w.n, w.k): w for w in weights}
+def settle_rows(weights: list[PackedWeight], max_rows: int, seed: int = 0) -> bool:
+    """Set ``pad_lone_row`` where one row alone gives other bits than among others.
+
+    Returns:
+        Whether, for each distinct shape, a row keeps its bits from 1 to ``max_rows`` rows, in any position.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for (_, k), weight in shapes.items():
-        x = torch.randn(max(max_rows, MIN_ROWS), k, generator=generator)
-        whole = weight(x)
-        for rows in range(MIN_ROWS, x.shape[0] + 1):
-            if not torch.equal(weight(x[:rows].contiguous()), whole[:rows]):
-                return False
-        order = torch.randperm(x.shape[0], generator=generator)
-        if not torch.equal(weight(x[order].contiguous()), whole[order]):
+    by_shape: dict[tuple[int, int], list[PackedWeight]] = {}
+    for weight in weights:
+        by_shape.setdefault((weight.n, weight.k), []).append(weight)
+    for (_, k), alike in by_shape.items():
+        first = alike[0]
+        x = torch.randn(max(max_rows, 2), k, generator=generator)
+        whole = first(x)
+        if any(not torch.equal(first(x[:rows].contiguous()), whole[:rows]) for rows in range(2, x.shape[0])):
             return False
+        order = torch.randperm(x.shape[0], generator=generator)
+        if not torch.equal(first(x[order].contiguous()), whole[order]):
+            return False
+        lone = all(torch.equal(first(x[i : i + 1]), whole[i : i + 1]) for i in range(x.shape[0]))
+        for weight in alike:
+            weight.pad_lone_row = not lone
     return True
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Let RMSNorm modules call torch's one operation instead of six, where that gives the very same bits."""
+    for module in model.modules():
+        eps = getattr(module, "variance_epsilon", None)
+        weight = getattr(module, "weight", None)
+        if eps is None or not isinstance(weight, torch.Tensor) or weight.dim() != 1 or list(module.children()):
+            continue
+        probe = torch.randn(3, 1, weight.shape[0], dtype=weight.dtype, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            if torch.equal(module(probe), F.rms_norm(probe, weight.shape, weight, eps)):
+                module.forward = partial(F.rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)

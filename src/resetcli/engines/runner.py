@@ -45,7 +45,9 @@ class ModelRunner:
         self.device, self.dtype = parameter.device, parameter.dtype
         config = model.config.get_text_config()
         self.layers = config.num_hidden_layers
-        heads = config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", None)
+        if heads is None:
+            raise self._refusal(0)
         shape = KVShape(
             layers=self.layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
@@ -58,17 +60,12 @@ class ModelRunner:
         self.kv: RaggedKV | SlotKV = SlotKV(shape, slots) if self.device.type == "cuda" else RaggedKV(shape, slots)
         self._scratch = RaggedKV(shape, 1)
         self.rows_per_pass = slots
-        self.min_rows = 1
-        self.packed = packed
         if packed:
             weights = packing.pack_model(model, rows_hint=min(slots, 8))
-            if invariant:
-                self.min_rows = packing.MIN_ROWS
-                if not packing.rows_are_invariant(weights, slots):
-                    reporter.info("this machine's matrix products depend on the batch; requests are decoded one by one")
-                    self.rows_per_pass = 1
-        elif invariant:
-            # General matrix products choose kernels by row count: only a fixed row count keeps the bits.
+            packing.fuse_norms(model)
+        # Products that are not packed choose kernels by row count: only a fixed row count keeps the bits.
+        if invariant and not (packed and packing.settle_rows(weights, slots)):
+            reporter.info("this machine's matrix products depend on the batch; requests are decoded one by one")
             self.rows_per_pass = 1
         self._graph: _Graph | None = None
         self._graphs_work = self.device.type == "cuda"
@@ -98,28 +95,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, rows: Sequence[Row], tokens: Sequence[int]) -> torch.Tensor:
-        """One token for each row; advances them. Logits float32 [R, valid_vocab], R >= len(rows): first rows count.
+        """One token for each row; advances them. Logits float32 [len(rows), valid_vocab].
 
-        On a GPU, R = slots and row i of the result belongs to slot i instead.
+        On a GPU, [slots, valid_vocab] instead: row i of the result belongs to slot i.
         """
         for row in rows:
             row.reserve(row.length + 1)
         if isinstance(self.kv, SlotKV):
             logits = self._decode_static(self.kv, rows, tokens)
         else:
-            parts = []
-            for at in range(0, len(rows), self.rows_per_pass):
-                parts.append(self._decode_ragged(rows[at : at + self.rows_per_pass], tokens[at : at + self.rows_per_pass]))
-            logits = parts[0] if len(parts) == 1 else torch.cat([p[: self.rows_per_pass] for p in parts])
+            size = self.rows_per_pass
+            passes = [(rows[at : at + size], tokens[at : at + size]) for at in range(0, len(rows), size)]
+            parts = [self._decode_ragged(*each) for each in passes]
+            logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         for row in rows:
             row.length += 1
         return logits
 
     def _decode_ragged(self, rows: Sequence[Row], tokens: Sequence[int]) -> torch.Tensor:
-        pad = max(0, self.min_rows - len(rows))
-        ids = torch.tensor([*tokens, *[tokens[-1]] * pad])[:, None]
-        positions = torch.tensor([*[row.length for row in rows], *[0] * pad])[:, None]
-        with attending(Step(rows=[*rows, *[None] * pad])):
+        ids = torch.tensor(tokens)[:, None]
+        positions = torch.tensor([row.length for row in rows])[:, None]
+        with attending(Step(rows=rows)):
             return self._forward(ids, positions, 1)[:, 0]
 
     def _decode_static(self, kv: SlotKV, rows: Sequence[Row], tokens: Sequence[int]) -> torch.Tensor:
@@ -134,7 +130,9 @@ class ModelRunner:
                     self._graph = _Graph(self, kv)
                 except RuntimeError as exc:
                     self._graphs_work = False
-                    self.reporter.warn(f"decoding without CUDA graphs, several times slower: {str(exc).splitlines()[0]}")
+                    self.reporter.warn(
+                        f"decoding without CUDA graphs, several times slower: {str(exc).splitlines()[0]}"
+                    )
             if self._graph is not None:
                 return self._graph(staged)
         return self.forward_static(kv, staged)
@@ -161,7 +159,9 @@ class ModelRunner:
 
             return hook
 
-        hooks = [m.register_forward_hook(watch(n)) for n, m in self.model.named_modules() if n and not any(m.children())]
+        hooks = [
+            m.register_forward_hook(watch(n)) for n, m in self.model.named_modules() if n and not any(m.children())
+        ]
         row = self.scratch_row()
         try:
             self.prefill(row, ids)
@@ -177,11 +177,13 @@ class ModelRunner:
 
     def _check_layers(self, step: Step) -> None:
         if len(step.layers_seen) != self.layers:
-            kind = self.model.config.model_type
-            raise ResetError(
-                f"model type '{kind}' keeps state outside transformers' attention interface "
-                f"({len(step.layers_seen)} of {self.layers} layers seen); the transformers engine cannot serve it"
-            )
+            raise self._refusal(len(step.layers_seen))
+
+    def _refusal(self, seen: int) -> ResetError:
+        return ResetError(
+            f"model type '{self.model.config.model_type}' keeps state outside transformers' attention interface "
+            f"({seen} of {self.layers} layers use it); the transformers engine cannot serve it"
+        )
 
     def _probe(self) -> None:
         """Fail now rather than after the first prompt if the model is not one that this engine can serve."""

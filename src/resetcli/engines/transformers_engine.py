@@ -66,7 +66,9 @@ class TransformersEngine:
         table: step boundaries of the tokenizer.
     """
 
-    def __init__(self, runner: ModelRunner, tokenizer: Any, info: EngineInfo, end_ids: frozenset[int], table: BoundaryTable):
+    def __init__(
+        self, runner: ModelRunner, tokenizer: Any, info: EngineInfo, end_ids: frozenset[int], table: BoundaryTable
+    ):
         self.runner = runner
         self.tokenizer = tokenizer
         self.info = info
@@ -210,6 +212,9 @@ class _Run:
     @torch.inference_mode()
     def _draw(self, logits: torch.Tensor, running: list[_Running], at: list[int]) -> None:
         """Draw for each request from row ``at[i]`` of ``logits`` [R, V]; rows of no request are padding."""
+        if logits.shape[0] == 1 and not logits.is_cuda:
+            # torch splits the reduction of a lone row over threads, with other roundings than among others.
+            logits = logits.expand(2, -1)
         rows = logits.shape[0]
         slots, last, draws = [self.trash] * rows, [-1] * rows, [0.0] * rows
         for r, i in zip(running, at, strict=True):
