@@ -1,0 +1,167 @@
+"""Times of calls on cold weights, all candidates interleaved.
+
+Weights are read once a token, so a kernel in real decoding never finds them in cache. Each candidate therefore has
+several copies of its operands and each call takes the next; ``reuse_distance`` works out how many bytes lie between
+two uses of the same copy. Candidates and read-only passes alternate call by call, so that a busy neighbour slows
+all of them alike and ratios stay meaningful; medians and quartiles are kept, never means.
+
+On CUDA a call costs 14 to 17 us of Python, more than the kernel: one graph holds a whole rotation and is replayed
+between two events.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+Thunk = Callable[[], Any]
+
+
+@dataclass
+class Candidate:
+    """Something to time: one thunk a copy, the bytes a call reads, and for each thunk a name of the memory it reads.
+
+    No names: memory whose reuse does not matter.
+    """
+
+    name: str
+    thunks: Sequence[Thunk]
+    bytes: int
+    memory: Sequence[str]
+    seconds: list[float] = field(default_factory=list)
+
+
+def reuse_distance(candidates: Sequence[Candidate], *, grouped: bool = False) -> int:
+    """Least number of bytes read between two uses of the same memory, in the order in which calls are made.
+
+    ``grouped``: a candidate's calls run back to back (a CUDA graph holds them), else candidates alternate.
+    """
+    if grouped:
+        order = [(i, c) for _ in range(3) for c in candidates for i in range(max(1, len(c.memory)))]
+    else:
+        rounds = 2 * max(len(candidate.memory) for candidate in candidates) + 1
+        order = list(itertools.product(range(rounds), candidates))
+    last: dict[str | None, int] = {}
+    position, gaps = 0, []
+    for i, candidate in order:
+        memory = candidate.memory[i % len(candidate.memory)] if candidate.memory else None
+        if memory in last:
+            gaps.append(position - last[memory])
+        position += candidate.bytes
+        if memory is not None:
+            last[memory] = position
+    return min(gaps, default=0)
+
+
+def time_cpu(candidates: Sequence[Candidate], *, seconds: float, least: int, most: int, warmup: int = 1) -> None:
+    """Fill ``candidate.seconds``: rounds of one call each: ``least`` to ``most``, by ``seconds`` in between."""
+    for i, candidate in itertools.product(range(warmup), candidates):
+        candidate.thunks[i % len(candidate.thunks)]()
+    end = time.perf_counter() + seconds
+    for i in itertools.count(warmup):
+        if i - warmup >= most or (i - warmup >= least and time.perf_counter() >= end):
+            return
+        for candidate in candidates:
+            thunk = candidate.thunks[i % len(candidate.thunks)]
+            start = time.perf_counter()
+            thunk()
+            candidate.seconds.append(time.perf_counter() - start)
+
+
+def time_cuda(candidates: Sequence[Candidate], *, seconds: float, least: int, most: int, warmup: int = 1) -> None:
+    """As ``time_cpu`` on the current CUDA device: a graph a candidate holds all its copies, replays alternate."""
+    graphs = []
+    side = torch.cuda.Stream()
+    for candidate in candidates:
+        # Two eager runs on a side stream settle lazy allocations and library handles before capture.
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for thunk in [*candidate.thunks[:1], *candidate.thunks]:
+                thunk()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = [thunk() for thunk in candidate.thunks]
+        graphs.append((graph, kept))
+    for graph, _ in graphs * warmup:
+        graph.replay()
+    torch.cuda.synchronize()
+    end = time.perf_counter() + seconds
+    for i in itertools.count():
+        if i >= most or (i >= least and time.perf_counter() >= end):
+            return
+        for candidate, (graph, _) in zip(candidates, graphs, strict=True):
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            candidate.seconds.append(start.elapsed_time(stop) / 1000 / len(candidate.thunks))
+
+
+def last_level_cache(device: torch.device) -> int:
+    """Bytes of the device's last-level cache; 32 MiB where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            text = (entry / "size").read_text().strip()
+            sizes.append(int(text.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1], 1))
+        except (OSError, ValueError):
+            continue
+    return max(sizes, default=32 * 2**20)
+
+
+class Reader:
+    """Read-only passes over a buffer of its own: the measured memory bandwidth that shares refer to.
+
+    The pass is the fastest of three torch reductions over float32 (sum, maximum, dot with itself), chosen once by
+    ``choose``; each pass continues where the last ended and wraps around.
+    """
+
+    METHODS: ClassVar[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "sum": torch.sum, "amax": torch.amax, "dot": lambda part: torch.dot(part, part),
+    }  # fmt: skip
+
+    def __init__(self, size: int, device: torch.device):
+        self.buffer = torch.ones(max(1, size // 4), dtype=torch.float32, device=device)
+        self.method = "sum"
+        self.place = 0
+
+    def windows(self, size: int, count: int) -> list[list[torch.Tensor]]:
+        """``count`` successive stretches of ``size`` bytes, each as one or more views of the buffer."""
+        found = []
+        for _ in range(count):
+            left, views = max(1, size // 4), []
+            while left:
+                part = min(left, self.buffer.numel() - self.place)
+                views.append(self.buffer[self.place : self.place + part])
+                self.place = (self.place + part) % self.buffer.numel()
+                left -= part
+            found.append(views)
+        return found
+
+    def thunk(self, views: list[torch.Tensor]) -> Thunk:
+        """A call that reads ``views`` once."""
+        reduce = self.METHODS[self.method]
+        return lambda: [reduce(view) for view in views]
+
+    def choose(self, time_all: Callable[..., None], *, rounds: int = 3) -> dict[str, float]:
+        """Pick the fastest method over the whole buffer; returns {method: best bytes/s}."""
+        size = self.buffer.numel() * 4
+        rates = {}
+        for name in self.METHODS:
+            self.method = name
+            candidate = Candidate(name, [self.thunk([self.buffer])], size, ["buffer"])
+            time_all([candidate], seconds=0.0, least=rounds, most=rounds)
+            rates[name] = size / min(candidate.seconds)
+        self.method = max(rates, key=lambda name: rates[name])
+        return rates
