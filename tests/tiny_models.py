@@ -18,7 +18,7 @@ TEXT = (
     "First add two and three.\n\nThe sum is five, so we take five apples.\n\nNow double it: 5 * 2 = 10.\n\n",
     "Let x = 12. Then x - 7 = 5.\n\nWe check: 5 + 7 = 12.\n\nTherefore the answer is \\boxed{5}.\n",
     "A farmer has 40 hens and sells 15 of them.\n\nHe keeps 40 - 15 = 25 hens.\n\nSo the answer is \\boxed{25}.\n",
-    "def double(n):\n    return 2 * n\n\n\nprint(double(21))\r\n\r\nThe program prints 42.\n\nWait, let me check that.\n\n",
+    "def double(n):\n    return 2 * n\n\n\nprint(double(21))\r\n\r\nIt prints 42.\n\nWait, let me check that.\n\n",
     "Rivers run to the sea; the sea is never full.\n\nHow many days until the boat returns? Three days, they say.\n\n",
 )
 
@@ -71,7 +71,9 @@ def make_tokenizer(*, bos: bool = False):
     )
 
 
-def make_model_dir(path: Path, *, bos: bool = False, architecture: str = "llama", tied: bool = True, seed: int = 0) -> Path:
+def make_model_dir(
+    path: Path, *, bos: bool = False, architecture: str = "llama", tied: bool = True, seed: int = 0
+) -> Path:
     """A BF16 Hugging Face directory: hidden 64, 2 layers, 4 heads over 2, vocabulary padded to 336, context 512."""
     import transformers
 
@@ -201,7 +203,7 @@ def write_checkpoint(
     if metadata is not None:
         config["quantization_config"] = metadata
         if hf_quant_config and metadata["quant_method"] == "modelopt":
-            details = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}
+            details = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
             (path / "hf_quant_config.json").write_text(json.dumps({"quantization": details}))
     (path / "config.json").write_text(json.dumps(config))
     names = sorted(tensors)
