@@ -13,19 +13,20 @@ def nothing() -> None:
 
 
 def test_reuse_distance_by_hand() -> None:
-    """Order a0 b0 a1 b0 a0 ...: b0 recurs after one a (10), a0 after b, a1, b (5 + 10 + 5)."""
+    """Order a0 b0 a1 b0 a0: from start to start b0 recurs after 15 bytes, a0 after 30."""
     a = Candidate("a", [nothing] * 2, 10, ["a0", "a1"])
     b = Candidate("b", [nothing], 5, ["b0"])
-    assert reuse_distance([a, b]) == 10
-    assert reuse_distance([a, Candidate("read", [nothing], 5, [])]) == 20
-    assert reuse_distance([a, b], grouped=True) == 15
+    assert reuse_distance([a, b]) == 15
+    assert reuse_distance([a, Candidate("read", [nothing], 5, [])]) == 30
+    assert reuse_distance([a], grouped=True) == 20
+    assert reuse_distance([a, b], grouped=True) == 5
 
 
 def test_shared_memory_counts_between_candidates() -> None:
     a = Candidate("a", [nothing] * 2, 10, ["m0", "m1"])
     b = Candidate("b", [nothing] * 2, 10, ["m1", "m0"])
-    assert reuse_distance([a, b]) == 0
-    assert reuse_distance([a, Candidate("read", [], 7, []), b]) == 7 - 7
+    assert reuse_distance([a, b]) == 10
+    assert reuse_distance([a, Candidate("read", [], 7, []), b]) == 10
 
 
 def test_rounds_alternate_and_rotate() -> None:

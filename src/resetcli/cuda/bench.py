@@ -30,6 +30,7 @@ from resetcli.cuda.timing import Candidate, Reader, last_level_cache, reuse_dist
 
 COLD_MULTIPLE = {"cpu": 2.0, "cuda": 4.0}
 """Bytes wanted between two uses of the same weights, in last-level caches."""
+MEMORY = {"cpu": 2.0e9, "cuda": 8.0e9}
 ROUNDS = {"cpu": (3, 30), "cuda": (20, 200)}
 """Least and most timed rounds a row; the time budget decides between them."""
 
@@ -44,8 +45,8 @@ def run_bench(
     dtype: torch.dtype | None = None,
     names: Sequence[str] | None = None,
     seed: int = 0,
-    seconds: float = 40.0,
-    memory: float = 2.0e9,
+    seconds: float = 30.0,
+    memory: float | None = None,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Time and check the backends for each of ``shapes`` and ``ms``.
@@ -57,7 +58,8 @@ def run_bench(
         seed: of weights and inputs.
         seconds: for the timed rounds in all; set-up and checks come on top. A row never has fewer than the least
             rounds of ``ROUNDS``.
-        memory: bytes that rotated copies of weights may take; one copy is always made.
+        memory: bytes that rotated copies of weights may take, None for 2 GB on a CPU and 8 GB on CUDA; one copy is
+            always made.
 
     Returns:
         The JSON document: {"bench", "ok", "wrong" (names of rows that failed the check), "machine", "versions",
@@ -74,12 +76,13 @@ def run_bench(
         raise UsageError("the bench needs at least one --M and one of --shapes")
     where = _device(device)
     dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    memory = MEMORY[where.type] if memory is None else memory
     chosen = backends(names)
     time_all = time_cuda if where.type == "cuda" else time_cpu
     cache = last_level_cache(where)
-    # One float32 matrix of the largest shape, but no more than defeats the cache and fits beside the copies.
-    largest = max(shape.elements for shape in shapes) * 4
-    reader = Reader(int(min(largest, max(1.25 * cache, 64e6), memory / 3)), where)
+    # Large enough that wrapping round it finds nothing in cache; on a CPU the backends' calls in between help.
+    span = (1.25 if where.type == "cpu" else COLD_MULTIPLE["cuda"]) * cache
+    reader = Reader(int(min(max(span, 64e6), memory / 3)), where)
     rates = reader.choose(time_all)
     work = sum(shape.elements for shape in shapes) * len(ms)
     rows: list[dict[str, Any]] = []
@@ -92,6 +95,8 @@ def run_bench(
                 for m, share in zip(ms, budget, strict=True):
                     rows += case.run(m, reader, time_all, share, skipped)
                     advance(1)
+                # Freed before the next shape is loaded, or both would be in memory at once.
+                del case
             except (MemoryError, torch.OutOfMemoryError) as exc:
                 raise ResetError(f"out of memory at shape {shape}; leave it out with --shapes") from exc
     wrong = [f"{row['backend']} {row['n']}x{row['k']} M={row['m']}" for row in rows if not row["correct"]]

@@ -68,7 +68,7 @@ def make_problem(shape: Shape, m: int, seed: int) -> Problem:
     slack_size = slack_size.double()
     rows = max(1, _CHUNK // k)
     for start in range(0, n, rows):
-        w = unpack(packed[start : start + rows], scales[start : start + rows])
+        w = unpack(packed[start : start + rows], scales[start : start + rows]).double()
         plain[:, start : start + rows] = both @ w.T
         w = w.abs_()
         sizes = torch.cat([both.abs(), extra]) @ w.T
@@ -80,13 +80,13 @@ def make_problem(shape: Shape, m: int, seed: int) -> Problem:
 
 
 def unpack(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """codes * scales without the global scale: float64 [N, K] of packed uint8 [N, K/2], e4m3 [N, K/16]."""
+    """codes * scales without the global scale: float32 [N, K] of packed uint8 [N, K/2], e4m3 [N, K/16]; exact."""
     # Float32 is exact here: two significant bits of a code times four of a scale.
     table = torch.tensor([*_GRID, *(-value for value in _GRID)])
     byte = torch.arange(256)
     pairs = torch.stack([table[byte & 15], table[byte >> 4]], dim=-1)
     values = pairs.index_select(0, packed.flatten().int()).view(packed.shape[0], -1, BLOCK)
-    return (values * scales.float().unsqueeze(-1)).flatten(1).double()
+    return (values * scales.float().unsqueeze(-1)).flatten(1)
 
 
 def quantize_activations(x: torch.Tensor, input_scale: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,6 +22,9 @@ import torch
 
 Thunk = Callable[[], Any]
 
+GRAPH_CALLS = 24
+"""Least number of calls in a CUDA graph."""
+
 
 @dataclass
 class Candidate:
@@ -38,24 +41,25 @@ class Candidate:
 
 
 def reuse_distance(candidates: Sequence[Candidate], *, grouped: bool = False) -> int:
-    """Least number of bytes read between two uses of the same memory, in the order in which calls are made.
+    """Least number of bytes read from one use of a byte to its next, in the order in which calls are made.
 
-    ``grouped``: a candidate's calls run back to back (a CUDA graph holds them), else candidates alternate.
+    ``grouped``: a candidate's calls run back to back, copy after copy and round again (a CUDA graph holds them),
+    else candidates alternate call by call. 0 if nothing is used twice.
     """
     if grouped:
-        order = [(i, c) for _ in range(3) for c in candidates for i in range(max(1, len(c.memory)))]
+        order = [(i, c) for _ in range(2) for c in candidates for i in range(2 * max(1, len(c.memory)))]
     else:
         rounds = 2 * max(len(candidate.memory) for candidate in candidates) + 1
         order = list(itertools.product(range(rounds), candidates))
-    last: dict[str | None, int] = {}
+    last: dict[str, int] = {}
     position, gaps = 0, []
     for i, candidate in order:
-        memory = candidate.memory[i % len(candidate.memory)] if candidate.memory else None
-        if memory in last:
-            gaps.append(position - last[memory])
-        position += candidate.bytes
-        if memory is not None:
+        if candidate.memory:
+            memory = candidate.memory[i % len(candidate.memory)]
+            if memory in last:
+                gaps.append(position - last[memory])
             last[memory] = position
+        position += candidate.bytes
     return min(gaps, default=0)
 
 
@@ -75,7 +79,11 @@ def time_cpu(candidates: Sequence[Candidate], *, seconds: float, least: int, mos
 
 
 def time_cuda(candidates: Sequence[Candidate], *, seconds: float, least: int, most: int, warmup: int = 1) -> None:
-    """As ``time_cpu`` on the current CUDA device: a graph a candidate holds all its copies, replays alternate."""
+    """As ``time_cpu`` on the current CUDA device; a time is a replay's over the calls in it.
+
+    A candidate's graph goes through all its copies, several times if they are few, since starting a graph takes
+    as long as a small call. Replays of the candidates alternate.
+    """
     graphs = []
     side = torch.cuda.Stream()
     for candidate in candidates:
@@ -88,7 +96,8 @@ def time_cuda(candidates: Sequence[Candidate], *, seconds: float, least: int, mo
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            kept = [thunk() for thunk in candidate.thunks]
+            turns = -(-GRAPH_CALLS // len(candidate.thunks))
+            kept = [thunk() for _ in range(turns) for thunk in candidate.thunks]
         graphs.append((graph, kept))
     for graph, _ in graphs * warmup:
         graph.replay()
@@ -97,13 +106,13 @@ def time_cuda(candidates: Sequence[Candidate], *, seconds: float, least: int, mo
     for i in itertools.count():
         if i >= most or (i >= least and time.perf_counter() >= end):
             return
-        for candidate, (graph, _) in zip(candidates, graphs, strict=True):
+        for candidate, (graph, kept) in zip(candidates, graphs, strict=True):
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
             stop.record()
             stop.synchronize()
-            candidate.seconds.append(start.elapsed_time(stop) / 1000 / len(candidate.thunks))
+            candidate.seconds.append(start.elapsed_time(stop) / 1000 / len(kept))
 
 
 def last_level_cache(device: torch.device) -> int:
