@@ -19,7 +19,8 @@ from resetcli.policy.settings import PolicySettings
 
 @pytest.fixture(scope="module")
 def engines(tiny_checkpoint: Path, tiny_model_dir: Path):
-    opened = [open_engine(EngineOptions(path, device="cpu", batch_size=3)) for path in (tiny_checkpoint, tiny_model_dir)]
+    paths = (tiny_checkpoint, tiny_model_dir)
+    opened = [open_engine(EngineOptions(path, device="cpu", batch_size=3)) for path in paths]
     yield opened
     for engine in opened:
         engine.close()

@@ -47,11 +47,23 @@ def test_by_task() -> None:
 
 
 def test_held_out_is_disjoint_and_answered() -> None:
-    pool = problem_set(6)
-    pool.answers[3] = None
-    assert held_out(pool, ["id-0", "id-2"], 3) == (["problem 1", "problem 4", "problem 5"], ["1", "4", "5"])
-    with pytest.raises(ResetError, match=r"needs 4 problems .* has 3"):
-        held_out(pool, ["id-0", "id-2"], 4)
+    """Rule: the n first problems are loaded, more when some of them have no answer, and an end is an error."""
+    asked: list[int] = []
+
+    def load(n: int):
+        asked.append(n)
+        if n > 8:
+            raise UsageError(f"--problems asks for {n}, but the sample has 8")
+        pool = problem_set(n)
+        pool.answers = [None if i == 3 else answer for i, answer in enumerate(pool.answers)]
+        return pool
+
+    assert held_out(load, ["id-0", "id-2"], 3) == (["problem 1", "problem 4", "problem 5"], ["1", "4", "5"])
+    assert asked == [5, 6]
+    with pytest.raises(ResetError, match=r"needs 7 problems .* found 0"):
+        held_out(load, ["id-0", "id-2"], 7)
+    with pytest.raises(ResetError, match=r"needs 6 problems .* found 5"):
+        held_out(load, ["id-0", "id-2"], 6)
 
 
 @pytest.mark.parametrize(("text", "values"), [("0.1,0.2", [0.1, 0.2]), (" 0.3 , 0.1,", [0.1, 0.3]), ("0,0,2", [0, 2])])

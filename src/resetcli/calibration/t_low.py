@@ -17,7 +17,7 @@ from resetcli.engines.protocol import Engine, Request
 from resetcli.policy.settings import PolicySettings
 
 if TYPE_CHECKING:
-    from resetcli.data.sources import ProblemSet
+    from resetcli.data.problems import ProblemSet
 
 Scorer = Callable[[str, str, str], float]
 """(text, target, finish_reason) -> score in [0, 1]."""
@@ -61,25 +61,38 @@ def parse_t_lows(text: str) -> list[float]:
     return sorted(found)
 
 
-def held_out(pool: ProblemSet, used_ids: Sequence[str | int], count: int) -> tuple[list[str], list[str]]:
-    """The first ``count`` problems of ``pool`` with an answer whose id tau_0 did not use: (problems, answers).
+def held_out(
+    load: Callable[[int], ProblemSet], used_ids: Sequence[str | int], count: int
+) -> tuple[list[str], list[str]]:
+    """``count`` problems with answers that tau_0 did not use, in the data set's own order: (problems, answers).
+
+    Args:
+        load: the first n problems of the data set, tau_0's among them
+            (``lambda n: load_calibration_problems(source, n, seed)``); asked for more while answers are missing.
+        used_ids: ids of tau_0's problems.
 
     Raises:
-        ResetError: there are fewer.
+        ResetError: the data set has fewer.
     """
     used = {str(i) for i in used_ids}
-    answers: Sequence[str | None] = pool.answers or [None] * len(pool.problems)
-    chosen = [
-        (problem, str(answer))
-        for problem, identity, answer in zip(pool.problems, pool.ids, answers, strict=True)
-        if answer not in (None, "") and str(identity) not in used
-    ][:count]
-    if len(chosen) < count:
-        raise ResetError(
-            f"--select-t-low needs {count} problems with answers beside those of tau_0, {pool.dataset} has "
-            f"{len(chosen)}; pass a larger file with --problems"
-        )
-    return [problem for problem, _ in chosen], [answer for _, answer in chosen]
+    wanted = len(used) + count
+    chosen: list[tuple[str, str]] = []
+    while True:
+        try:
+            pool = load(wanted)
+        except UsageError as exc:
+            raise ResetError(
+                f"--select-t-low needs {count} problems with answers beside those of tau_0 and found {len(chosen)} "
+                f"({exc}); pass a larger file with --problems"
+            ) from exc
+        chosen = [
+            (problem, answer)
+            for problem, identity, answer in zip(pool.problems, pool.ids, pool.answers, strict=True)
+            if answer and str(identity) not in used
+        ]
+        if len(chosen) >= count:
+            return [problem for problem, _ in chosen[:count]], [answer for _, answer in chosen[:count]]
+        wanted += count - len(chosen)
 
 
 def select_t_low(

@@ -31,7 +31,7 @@ from resetcli.engines.protocol import Completion, Engine, EngineInfo, Request, T
 from resetcli.policy.settings import PolicySettings
 
 if TYPE_CHECKING:
-    from resetcli.data.sources import ProblemSet
+    from resetcli.data.problems import ProblemSet
 
 SETTINGS = PolicySettings(name="fixed", temperature=0.6, top_p=0.95)
 """How calibration answers are drawn (design 1.3)."""
