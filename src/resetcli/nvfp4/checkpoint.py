@@ -24,7 +24,7 @@ from resetcli.nvfp4.codec import BLOCK
 from resetcli.nvfp4.metadata import COMPRESSED, MODELOPT, WEIGHT_ONLY_ALGO, Metadata, read_config, read_metadata
 from resetcli.nvfp4.tensorfile import FLOATS, TensorInfo, read_headers, read_tensor
 
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+FUSED: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Layers that engines multiply as one, so that they must share their global scales."""
 
 SUFFIXES = {

@@ -39,7 +39,7 @@ def inspect_checkpoint(path: Path | str, *, trust_remote_code: bool = False) -> 
         tensors, files, faults = read_headers(path)
         if faults:
             raise ResetError(f"{path} is damaged: {'; '.join(faults[:8])}")
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    text: dict[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     template = _chat_template(path)
     report: dict[str, Any] = {
         "path": str(path.resolve()),

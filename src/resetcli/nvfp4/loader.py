@@ -183,15 +183,18 @@ def _load_plain(path: Path, device: torch.device | str, dtype: torch.dtype | Non
     """An unquantized model by transformers' own loader, from local safetensors only; sound files only."""
     from transformers import AutoModelForCausalLM
 
+    model: Any
+    info: Any
     _, _, faults = read_headers(path)
     if faults:
         raise ResetError(f"{path} is damaged: {'; '.join(faults[:8])}")
     try:
         with quiet_transformers():
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=dtype or "auto", trust_remote_code=trust_remote_code, local_files_only=True,
                 use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
+            model, info = loaded
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError) as exc:
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
         if "trust_remote_code" in str(exc):

@@ -133,7 +133,7 @@ def read_tensor(info: TensorInfo) -> torch.Tensor:
     try:
         with open(info.file, "rb", buffering=0) as stream:
             stream.seek(info.start)
-            view, got = memoryview(raw.numpy()), 0
+            view, got = raw.numpy().data, 0
             while got < info.nbytes and (n := stream.readinto(view[got:])):
                 got += n
     except OSError as exc:
