@@ -119,12 +119,14 @@ DAMAGE = {
     "scale dtype": (_set(f"{DOWN}.weight_scale", lambda s: s.to(torch.bfloat16)), "dtype BF16, not F8_E4M3"),
     "input_scale dtype": (_set(f"{DOWN}.input_scale", lambda s: s.to(torch.bfloat16)), "dtype BF16, not F32"),
     "input_scale shape": (_set(f"{DOWN}.input_scale", torch.ones(4)), "shape [4], not a scalar"),
-    "norm shape": (_set("model.norm.weight", torch.ones(32)), "model.norm.weight has shape [32], but the config says [64]"),
+    "norm shape": (_set("model.norm.weight", torch.ones(32)), "norm.weight has shape [32], but the config says [64]"),
     "norm dtype": (_set("model.norm.weight", torch.ones(64, dtype=torch.int32)), "model.norm.weight has dtype I32"),
     "unknown tensor": (lambda t: t.update(extra=torch.ones(2)), "extra is unknown to LlamaForCausalLM"),
-    "unequal input_scale": (_set(f"{LAYER}.input_scale", lambda s: s * 2), "q_proj/k_proj/v_proj have unequal input_scale"),
+    "unequal input_scale": (
+        _set(f"{LAYER}.input_scale", lambda s: s * 2), "q_proj/k_proj/v_proj have unequal input_scale"),
     "unequal weight_scale_2": (
-        _set("model.layers.1.mlp.up_proj.weight_scale_2", lambda s: s * 2), "gate_proj/up_proj have unequal weight_scale_2"),
+        _set("model.layers.1.mlp.up_proj.weight_scale_2", lambda s: s * 2),
+        "gate_proj/up_proj have unequal weight_scale_2"),
 }  # fmt: skip
 
 
