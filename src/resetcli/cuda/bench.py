@@ -133,9 +133,10 @@ class _Case:
         }
         # The layer keeps its packed form beside the cached one, hence the sixth on top.
         room = memory * 6 / 7 / sum(operand[0].weight_bytes for operand in self.operands.values())
-        copies = 1
-        while self._distance(copies) < COLD_MULTIPLE[device.type] * cache and copies + 1 <= min(room, 64):
-            copies += 1
+        able = range(1, max(1, min(int(room), 64)) + 1)
+        wanted = COLD_MULTIPLE[device.type] * cache
+        enough = (count for count in able if self._distance(count) >= wanted)
+        copies = next(enough, None) or max(able, key=lambda count: (self._distance(count), -count))
         for name, backend in makers.items():
             self.operands[name] += [backend.duplicate(self.operands[name][0]) for _ in range(copies - 1)]
         self.copies = copies
@@ -155,7 +156,7 @@ class _Case:
 
     def _turned(self, index: int, copies: int) -> list[int]:
         """Order in which the backend at ``index`` takes the copies: two that share them start half a turn apart."""
-        shift = index * copies // len(self.chosen)
+        shift = -(-index * copies // len(self.chosen))
         return [(i + shift) % copies for i in range(copies)]
 
     def run(
