@@ -62,7 +62,7 @@ def entropy_stats(logits: Tensor, valid_vocab: int | None = None) -> tuple[Tenso
 
 def _block_sums(values: Tensor, out: list[Tensor]) -> None:
     """Append the float32 sums of blocks of 128 columns, a last shorter block among them: [B, blocks] each."""
-    rows, columns = values.shape
+    columns = values.shape[1]
     whole = columns // _BLOCK * _BLOCK
     if whole:
         out.append(values[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2))
