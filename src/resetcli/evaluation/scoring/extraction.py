@@ -1,0 +1,132 @@
+"""What of an output may be read as its answer: the thought is cut off, boxes are found.
+
+A thought in which an answer is weighed is not an answer. So everything up to the last end-of-thought marker goes;
+a thought that never ended leaves nothing; text after a thought that was cut off at the token limit counts only
+where it holds a complete box. Nothing else cuts: blank lines, "Question:" and the like may stand anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ThoughtMarkers:
+    """The texts with which a model opens and closes its thought."""
+
+    open: str = "<think>"
+    close: str = "</think>"
+
+
+DEFAULT_MARKERS = ThoughtMarkers()
+
+ThoughtState = Literal["none", "open", "closed"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """``state`` of the thought, and what follows it: the whole text if there was none, "" if it never ended."""
+
+    state: ThoughtState
+    answer: str
+
+
+def split_thought(text: str, markers: ThoughtMarkers = DEFAULT_MARKERS, *, opened_in_prompt: bool = False) -> Split:
+    """Cut the thought off. The marker that stands last decides; a close without an open closes all before it.
+
+    Args:
+        text: the generated text, without the prompt.
+        opened_in_prompt: the chat template ended the prompt inside an open thought.
+    """
+    opened, closed = text.rfind(markers.open), text.rfind(markers.close)
+    if closed < 0 and opened < 0:
+        return Split("open", "") if opened_in_prompt else Split("none", text)
+    if closed > opened:
+        return Split("closed", text[closed + len(markers.close) :])
+    return Split("open", "")
+
+
+@dataclass(frozen=True)
+class Readable:
+    """What may be read of an output: ``text``, boxes only if ``boxed_only``; ``why_not`` if nothing may."""
+
+    text: str
+    boxed_only: bool = False
+    why_not: Literal["truncated", "unparsed"] | None = None
+
+
+def readable(
+    text: str,
+    finish_reason: str | None,
+    markers: ThoughtMarkers = DEFAULT_MARKERS,
+    *,
+    opened_in_prompt: bool = False,
+) -> Readable:
+    """The part of ``text`` in which to look for an answer.
+
+    ``finish_reason`` "length" means cut off at the token limit; "error" (NaN logits) is treated as cut off too but
+    counts as unparsed; anything else, None included, means the model ended by itself.
+    """
+    split = split_thought(text, markers, opened_in_prompt=opened_in_prompt)
+    cut = finish_reason in ("length", "error")
+    lost: Literal["truncated", "unparsed"] = "truncated" if finish_reason == "length" else "unparsed"
+    if split.state == "open" or (split.state == "none" and cut):
+        return Readable("", why_not=lost)
+    return Readable(split.answer, boxed_only=cut)
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_UNBRACED = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|[A-Za-z](?![A-Za-z])")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate answer and where in the text it begins."""
+
+    text: str
+    start: int
+
+
+def boxes(text: str) -> list[Found]:
+    r"""Contents of all complete ``\boxed{..}`` and ``\fbox{..}``, in order of where they begin.
+
+    Braces nest, escaped ones do not count; white space may follow the command; a number, a fraction of plain parts
+    or a single letter may stand without braces. Boxes that are empty or not closed are left out.
+    """
+    closes = _closing_braces(text)
+    found = []
+    for match in _BOX.finditer(text):
+        if text.startswith("{", match.end()):
+            close = closes.get(match.end())
+            content = text[match.end() + 1 : close] if close is not None else None
+        else:
+            bare = _UNBRACED.match(text, match.end())
+            content = bare.group().rstrip(",") if bare else None
+        if content is not None and content.strip():
+            found.append(Found(content.strip(), match.start()))
+    return found
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """Position of each brace that opens and is closed -> where. One pass: a looping model writes thousands."""
+    stack: list[int] = []
+    closes: dict[int, int] = {}
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            stack.append(match.start())
+        elif match.group() == "}" and stack:
+            closes[stack.pop()] = match.start()
+    return closes
+
+
+def balanced(text: str, start: int) -> str | None:
+    """What stands between the brace at ``start`` and the one that closes it, or None if none does."""
+    depth = 0
+    for match in _BRACE.finditer(text, start):
+        depth += (match.group() == "{") - (match.group() == "}")
+        if depth == 0:
+            return text[start + 1 : match.start()]
+    return None
