@@ -27,7 +27,8 @@ NAME = "reset_rows"
 class Step:
     """What a forward pass attends to.
 
-    Prefill and per-request decode: ``rows[i]`` belongs to batch row i. Static decode (``slot_kv`` set): all slots at once, new token of slot i at ``positions[i]``.
+    Prefill and per-request decode: ``rows[i]`` belongs to batch row i. Static decode
+    (``slot_kv`` set): all slots at once, the new token of slot i at ``positions[i]``.
     """
 
     rows: Sequence[Row] = ()

@@ -23,7 +23,7 @@ class TraceWriter:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self.path, "w", encoding="utf-8", newline="\n")
+            self._stream = open(self.path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by close)
         except OSError as exc:
             raise ResetError(f"cannot write the trace {path}: {exc.strerror or exc}") from exc
         self._write({"trace": 1, "policy": settings.header(), "model": model, "seed": seed})

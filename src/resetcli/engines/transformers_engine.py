@@ -93,8 +93,9 @@ class TransformersEngine:
         if not ids:
             raise ResetError("the prompt is empty; give some text")
         if len(ids) >= self.info.context:
+            info = self.info
             raise ResetError(
-                f"the prompt has {len(ids)} tokens and the context of {self.info.model} is {self.info.context}; shorten it"
+                f"the prompt has {len(ids)} tokens and the context of {info.model} is {info.context}; shorten it"
             )
 
     def generate(
@@ -134,9 +135,8 @@ class TransformersEngine:
 
     def teacher_force(self, ids: list[int], start: int = 1) -> TeacherForced:
         if not 1 <= start < len(ids) or len(ids) > self.info.context:
-            raise ResetError(
-                f"cannot score tokens {start}.. of a sequence of {len(ids)} (context {self.info.context}); split the text"
-            )
+            span = f"tokens {start}.. of a sequence of {len(ids)}"
+            raise ResetError(f"cannot score {span} (context {self.info.context}); split the text")
         logprob, entropy, greedy = [], [], []
         row = self.runner.scratch_row()
         try:
@@ -221,9 +221,7 @@ class _Run:
             slots[i], draws[i] = r.row.slot, r.uniform()
             last[i] = r.tokens[-1] if r.tokens else -1
         slots_t = torch.tensor(slots, device=self.device)
-        top = logits.amax(-1)
-        log_z = None
-        entropy = top.new_zeros(rows, dtype=torch.float64)
+        entropy = log_z = None
         if self.with_entropy:
             entropy, log_z = entropy_stats(logits)
         out = self.policy.step(slots_t, entropy, torch.tensor(last, device=self.device))
@@ -233,37 +231,50 @@ class _Run:
         else:
             u = torch.tensor(draws, dtype=torch.float64, device=self.device)
             tokens = sampling.sample(logits, out.temperature, u, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p)
-        columns = [tokens, ~top.isfinite() | out.failed, out.temperature, out.boundary, out.uncertain, out.entropy]
+        columns = {
+            "token": tokens,
+            "failed": logits.amax(-1).isfinite().logical_not() | out.failed,
+            "temperature": out.temperature,
+            "boundary": out.boundary,
+            "uncertain": out.uncertain,
+            "entropy": out.entropy,
+        }
         if self.on_token is not None:
             assert log_z is not None
-            logprob = logits.gather(-1, tokens[:, None])[:, 0].double() - log_z
-            columns += [out.step, out.step_entropy, out.global_mean, out.tau, logprob]
+            columns |= {
+                "step": out.step,
+                "step_entropy": out.step_entropy,
+                "global_mean": out.global_mean,
+                "tau": out.tau,
+            }
+            columns["logprob"] = logits.gather(-1, tokens[:, None])[:, 0].double() - log_z
+        columns = {name: column for name, column in columns.items() if column is not None}
         # One copy to the host per step, whatever is asked for.
-        table = torch.stack([c.double() for c in columns], -1).tolist()
-        for r, i in zip(running, at, strict=True):
-            self._take(r, table[i])
+        table = torch.stack([column.double() for column in columns.values()], -1).tolist()
+        for r, row in zip(running, at, strict=True):
+            self._take(r, dict(zip(columns, table[row], strict=True)))
 
-    def _take(self, r: _Running, line: list[float]) -> None:
-        token, failed, temperature, boundary, uncertain, entropy, *rest = line
-        t = len(r.tokens)
-        if failed:
+    def _take(self, r: _Running, drawn: dict[str, float]) -> None:
+        """Book what was drawn for one request: its token, counts, text, end and trace line."""
+        if drawn["failed"]:
             r.finish = "error"
             layer = self.engine.runner.first_bad_layer([*r.request.prompt_ids, *r.tokens])
             where = f"first seen in {layer}" if layer else "not seen again when the tokens were run afresh"
-            r.error = f"the logits of request {r.request.request_id} at position {t} are not finite ({where})"
+            at = len(r.tokens)
+            r.error = f"the logits of request {r.request.request_id} at position {at} are not finite ({where})"
             return
-        r.tokens.append(int(token))
-        if self.with_entropy:
-            r.entropies.append(entropy)
-        s = self.settings
-        r.cooled += bool(s.needs_entropy and temperature < s.t_high)
-        r.steps += bool(boundary)
-        r.uncertain += bool(uncertain)
+        token = int(drawn["token"])
+        r.tokens.append(token)
+        if "entropy" in drawn:
+            r.entropies.append(drawn["entropy"])
+        r.cooled += self.settings.needs_entropy and drawn["temperature"] < self.settings.t_high
+        r.steps += bool(drawn.get("boundary", False))
+        r.uncertain += bool(drawn.get("uncertain", False))
         piece = ""
-        if int(token) in self.engine.end_ids and not r.request.ignore_eos:
+        if token in self.engine.end_ids and not r.request.ignore_eos:
             r.finish = "stop"
         else:
-            piece = r.stream.push(int(token))
+            piece = r.stream.push(token)
             if r.stream.stop and r.stream.stopped(piece):
                 r.finish = "stop"
             elif len(r.tokens) >= r.limit:
@@ -271,24 +282,25 @@ class _Run:
         if r.finish:
             piece += r.stream.finish()
         if self.on_token is not None:
-            self.on_token(self._event(r, t, piece, line, rest))
+            self.on_token(self._event(r, piece, drawn))
 
-    def _event(self, r: _Running, t: int, piece: str, line: list[float], rest: list[float]) -> TokenEvent:
-        token, _, temperature, boundary, uncertain, entropy = line[:6]
-        step, step_entropy, global_mean, tau, logprob = rest
-        used = self.settings.uses()
+    def _event(self, r: _Running, piece: str, drawn: dict[str, float]) -> TokenEvent:
+        def of(name: str, kind: Callable[[float], Any]) -> Any:
+            value = drawn.get(name)
+            return None if value is None or value != value else kind(value)
+
         return TokenEvent(
             request=r.request.request_id,
-            t=t,
-            token_id=int(token),
+            t=len(r.tokens) - 1,
+            token_id=r.tokens[-1],
             text=piece,
-            entropy=entropy,
-            step=int(step),
-            boundary=bool(boundary),
-            step_entropy=step_entropy if "step_entropy" in used else None,
-            global_mean=global_mean if "global_mean" in used else None,
-            uncertain=bool(uncertain) if "uncertain" in used else None,
-            tau=tau if "tau" in used else None,
-            temperature=temperature if self.settings.name != "greedy" else None,
-            logprob=logprob,
+            entropy=of("entropy", float),
+            step=of("step", int),
+            boundary=of("boundary", bool),
+            step_entropy=of("step_entropy", float),
+            global_mean=of("global_mean", float),
+            uncertain=of("uncertain", bool),
+            tau=of("tau", float),
+            temperature=of("temperature", lambda t: round(t, 6)),  # float32 on the device; 0.1 is printed as 0.1
+            logprob=of("logprob", float),
         )
