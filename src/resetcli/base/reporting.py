@@ -9,6 +9,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 
+def _nothing(n: int = 1) -> None:
+    """Progress that nobody watches."""
+
+
 class Reporter:
     """Silent reporter, and the interface of the others."""
 
@@ -21,7 +25,7 @@ class Reporter:
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         """A named phase of ``total`` units; the yielded function advances it by n units."""
-        yield lambda n=1: None
+        yield _nothing
 
 
 class CollectingReporter(Reporter):
@@ -41,4 +45,4 @@ class CollectingReporter(Reporter):
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         self.phases.append(name)
-        yield lambda n=1: None
+        yield _nothing

@@ -13,7 +13,7 @@ their part, recognised by the identity of the input tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 
 from resetcli.nvfp4.linear import NVFP4Linear
 
+Layer = nn.Linear | NVFP4Linear
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -55,19 +56,15 @@ class PackedWeight:
 class SharedInput:
     """Layers applied to one and the same tensor: one activation quantization, one product, parts handed out."""
 
-    def __init__(self, layers: list[nn.Module], rows_hint: int):
+    def __init__(self, layers: Sequence[Layer], rows_hint: int):
         first = layers[0]
         self.quantize = first.quantize_input if isinstance(first, NVFP4Linear) and first.activations == "w4a4" else None
         weights = [_dense(layer) for layer in layers]
         biases = [layer.bias for layer in layers]
         bias = None
         if any(b is not None for b in biases):
-            bias = torch.cat(
-                [
-                    w.new_zeros(w.shape[0]) if b is None else b.detach().float()
-                    for w, b in zip(weights, biases, strict=True)
-                ]
-            )
+            pairs = zip(weights, biases, strict=True)
+            bias = torch.cat([w.new_zeros(w.shape[0]) if b is None else b.detach().float() for w, b in pairs])
         self.sizes = [w.shape[0] for w in weights]
         self.weight = PackedWeight(weights[0] if len(weights) == 1 else torch.cat(weights), bias, rows_hint)
         self._input: torch.Tensor | None = None
@@ -120,7 +117,7 @@ def pack_model(model: nn.Module, rows_hint: int) -> list[PackedWeight]:
 
 def _groups(parent: nn.Module) -> Iterator[tuple[str, ...]]:
     """Names of ``parent``'s linear children, those that share an input together."""
-    names = [name for name, child in parent.named_children() if isinstance(child, nn.Linear | NVFP4Linear)]
+    names = [name for name, child in parent.named_children() if isinstance(child, Layer)]
     for group in GROUPS:
         if all(name in names for name in group) and _same_input([getattr(parent, name) for name in group]):
             yield group
@@ -128,19 +125,21 @@ def _groups(parent: nn.Module) -> Iterator[tuple[str, ...]]:
     yield from ((name,) for name in names)
 
 
-def _same_input(layers: list[nn.Module]) -> bool:
+def _same_input(layers: Sequence[Layer]) -> bool:
     """Whether the layers quantize their input alike (or not at all)."""
-    first = layers[0]
-    if not all(type(layer) is type(first) and layer.in_features == first.in_features for layer in layers):
+    if len({(type(layer), layer.in_features) for layer in layers}) > 1:
         return False
-    if not isinstance(first, NVFP4Linear):
-        return True
-    return all(
-        layer.activations == first.activations and torch.equal(layer.input_scale, first.input_scale) for layer in layers
-    )
+    return len({_input_rule(layer) for layer in layers}) == 1
 
 
-def _dense(layer: nn.Module) -> torch.Tensor:
+def _input_rule(layer: Layer) -> float | None:
+    """The scale by which a layer quantizes its input, None if it does not."""
+    if not isinstance(layer, NVFP4Linear) or layer.activations != "w4a4" or layer.input_scale is None:
+        return None
+    return layer.input_scale.item()
+
+
+def _dense(layer: Layer) -> torch.Tensor:
     if isinstance(layer, NVFP4Linear):
         return layer.dequantized_weight(torch.float32)
     return layer.weight.detach().float()

@@ -231,7 +231,7 @@ class _Run:
         else:
             u = torch.tensor(draws, dtype=torch.float64, device=self.device)
             tokens = sampling.sample(logits, out.temperature, u, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p)
-        columns = {
+        columns: dict[str, torch.Tensor | None] = {
             "token": tokens,
             "failed": logits.amax(-1).isfinite().logical_not() | out.failed,
             "temperature": out.temperature,
@@ -248,11 +248,11 @@ class _Run:
                 "tau": out.tau,
             }
             columns["logprob"] = logits.gather(-1, tokens[:, None])[:, 0].double() - log_z
-        columns = {name: column for name, column in columns.items() if column is not None}
+        there = {name: column.double() for name, column in columns.items() if column is not None}
         # One copy to the host per step, whatever is asked for.
-        table = torch.stack([column.double() for column in columns.values()], -1).tolist()
+        table = torch.stack(list(there.values()), -1).tolist()
         for r, row in zip(running, at, strict=True):
-            self._take(r, dict(zip(columns, table[row], strict=True)))
+            self._take(r, dict(zip(there, table[row], strict=True)))
 
     def _take(self, r: _Running, drawn: dict[str, float]) -> None:
         """Book what was drawn for one request: its token, counts, text, end and trace line."""
