@@ -21,7 +21,9 @@ from resetcli.policy.boundaries import BoundaryTable
 from resetcli.policy.settings import PolicySettings
 from resetcli.policy.stepper import StepPolicy
 
-VOCABULARY = [b"a", b"bc", b".", b"\n", b"\r", b"\n\n", b".\n", b"\r\n", b"\r\n\r\n", b"\n\r", b"x\n\ny", b"\n\n\n", b""]
+VOCABULARY = [
+    b"a", b"bc", b".", b"\n", b"\r", b"\n\n", b".\n", b"\r\n", b"\r\n\r\n", b"\n\r", b"x\n\ny", b"\n\n\n", b"",
+]  # fmt: skip
 TABLE = BoundaryTable.from_bytes(VOCABULARY)
 TICK = 2.0**-22
 PAIRS = [(name, e) for name in ("reset", "step-relative", "uniform-low") for e in ("hybrid", "causal", "window", "ema")]
