@@ -55,11 +55,12 @@ HUB: dict[str, HubFiles] = {
 def unreachable() -> str | None:
     """Why the hub cannot be asked ("offline ..."), or None if it answers. Takes about ``PROBE_SECONDS`` at most."""
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if huggingface_hub.is_offline_mode():
         return "offline (HF_HUB_OFFLINE is set)"
-    endpoint = huggingface_hub.constants.ENDPOINT
+    endpoint = constants.ENDPOINT
     try:
         huggingface_hub.get_session().head(endpoint, timeout=PROBE_SECONDS)
     except OfflineModeIsEnabled:
@@ -79,13 +80,14 @@ def fetch(dataset: str, why_offline: str | None) -> list[Path]:
     """
     import huggingface_hub
     from huggingface_hub import errors
+    from huggingface_hub.utils import disable_progress_bars
 
     entry = HUB[dataset]
     paths: list[Path] = []
     reason: str
     cause: Exception | None
     # The hub's own bars write carriage returns into whatever stderr is; progress is the reporter's business.
-    huggingface_hub.utils.disable_progress_bars()
+    disable_progress_bars()
     try:
         for name in entry.files:
             paths.append(
