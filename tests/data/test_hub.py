@@ -33,7 +33,8 @@ for task in sys.argv[1:]:
             chosen = load_calibration_problems(source, 2, 0)
             out[task] = [chosen.ids, chosen.answers, chosen.dataset]
         else:
-            out[task] = [[row["doc_id"], row["target"], row["alt_answers"]] for row in load_task_rows(task, source).rows]
+            rows = load_task_rows(task, source).rows
+            out[task] = [[row["doc_id"], row["target"], row["alt_answers"]] for row in rows]
     except ResetError as exc:
         out[task] = str(exc)
 assert "torch" not in sys.modules
@@ -113,8 +114,6 @@ def test_offline_is_one_line_with_the_way_out(tmp_path):
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):
-    status, headers_out = 200, {}
-
     def do_HEAD(self):
         if self.path == "/":
             self.send_response(200)

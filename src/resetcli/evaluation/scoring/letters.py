@@ -58,7 +58,8 @@ def extract_letter(text: str, letters: str = "ABCD", *, boxed_only: bool = False
 def _reversed(letters: str) -> re.Pattern[str]:
     """ "C is the correct answer", "option C is correct." at the end of a clause, unless it is a supposition."""
     return re.compile(
-        rf"(?<!if )(?<!whether )(?<![A-Za-z0-9\\])(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s{{1,3}})?[(*]{{0,3}}([{letters}])"
+        r"(?<!if )(?<!whether )(?<![A-Za-z0-9\\])"
+        rf"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s{{1,3}})?[(*]{{0,3}}([{letters}])"
         r"[)*]{0,3}\s{1,3}is\s{1,3}"
         r"(?:the\s{1,3})?(?:correct|right|best)(?:\s{1,3}(?:answer|option|choice))?(?=[\s*]{0,4}(?:[.!,;]|$))"
     )

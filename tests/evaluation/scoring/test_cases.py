@@ -1,0 +1,199 @@
+"""Outputs with the one right reading of each, for maths and letters; then every key of AIME and GPQA in five styles.
+
+Rules under test: the thought is never read; truncated, unparsed and wrong are three things; the last statement
+decides. The lines are invented here.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from resetcli.base.errors import UsageError
+from resetcli.data.sources import DataSource, load_task_rows
+from resetcli.evaluation.scoring.extraction import ThoughtMarkers
+from resetcli.evaluation.scoring.score import Score, score_output
+
+MATHS = [
+    (r"...\boxed{033}", "33", "33", "correct"),
+    (r"\boxed 5 ... \boxed{204}", "204", "204", "correct"),
+    (r"\boxed 5", "5", "5", "correct"),
+    (r"\boxed {204}", "204", "204", "correct"),
+    (r"\boxed{m+n = 204}", "204", "204", "correct"),
+    (r"\boxed{m+n = 204}", "205", "204", "wrong"),
+    (r"\boxed{1,024}", "1024", "1024", "correct"),
+    (r"\boxed{1{,}024}", "1024", "1024", "correct"),
+    ("The answer is 1,024.", "1024", "1024", "correct"),
+    ("1,024", "1024", "1024", "correct"),
+    (r"\boxed{204^\circ}", "204", "204", "correct"),
+    (r"\boxed{204^{\circ}}", "204", "204", "correct"),
+    (r"\boxed{204}", r"204^\circ", "204", "correct"),
+    (r"\boxed{\text{204}}", "204", "204", "correct"),
+    (r"\boxed{\mathbf{204}}", "204", "204", "correct"),
+    (r"\boxed{204\text{ cm}}", "204", "204", "correct"),
+    (r"\fbox{204}", "204", "204", "correct"),
+    (r"\boxed{18 dollars}", "18", "18", "correct"),
+    (r"\boxed{\$18.00}", "18", "18", "correct"),
+    (r"\boxed{10 pi}", "10", "10 pi", "wrong"),
+    (r"\boxed{x=1, y=2}", "2", "x=1, y=2", "wrong"),
+    (r"\boxed{\frac{\pi}{2}}", r"\pi/2", r"\frac{\pi}{2}", "correct"),
+    (r"\boxed{\frac12}", "0.5", "1/2", "correct"),
+    (r"\boxed{204} and \boxed{", "204", "204", "correct"),
+    (r"\boxed{} so \boxed{}", "204", None, "unparsed"),
+    ("The answer is 204.", "204", "204", "correct"),
+    ("**Final Answer:** $204$", "204", "204", "correct"),
+    ("The answer is 5 + 3 = 8.", "8", "8", "correct"),
+    ("The answer is 3 or 5.", "3", None, "unparsed"),
+    ("The answer is not 5.", "5", None, "unparsed"),
+    ("The answer is unclear.", "5", None, "unparsed"),
+    ("This gives **204** in all.", "204", "204", "correct"),
+    ("**1.** First 3 of **7** and **9** more.", "9", None, "unparsed"),
+    ("#### 72", "72", "72", "correct"),
+    ("so maybe 204", "204", None, "unparsed"),
+    (r"<think>\boxed{1}</think>The answer is 204.", "204", "204", "correct"),
+    (r"<think>\boxed{204}</think>I do not know.", "204", None, "unparsed"),
+    ("<think>One.\n\nQuestion: two? The answer is 3.</think>\n\nSo \\boxed{4}.\n\nQuestion: more", "4", "4", "correct"),
+    (r"\boxed{9^{9^{9^{9}}}}", "204", "9^{9^{9^{9}}}", "wrong"),
+]
+
+LETTERS = [
+    ("<think>maybe answer: B?</think> **Answer:** C", "C"),
+    ("Answer seems to be D", "D"),
+    ("Answer seems unclear", None),
+    ("Answer seems likely", None),
+    ("The answer is not B", None),
+    (r"\boxed{\text{C}}", "C"),
+    (r"\boxed{c}", "C"),
+    (r"The answer is $\boxed{\textbf{(C)}}$", "C"),
+    ("**Answer:** C", "C"),
+    ("**Answer: C**", "C"),
+    ("Answer: **C**", "C"),
+    ("(C)", "C"),
+    ("C.", "C"),
+    ("**C**", "C"),
+    ("Answer: (C)", "C"),
+    ("answer is (b)", "B"),
+    ("the answer is a", None),
+    ("Answer: A closer look is needed", None),
+    ("Answer: A because it is", "A"),
+    ("Answer: B or C", None),
+    ("Answer: B, C", None),
+    ("Answer is D, not C.", "D"),
+    ("The answer is A. No: the answer is B.", "B"),
+    ("Answer: A\n\nOn reflection the answer seems unclear", None),
+    ("The correct option is **B**.", "B"),
+    ("Therefore, C is the correct answer.", "C"),
+    ("The answer is C. It is unclear whether B is correct.", "C"),
+    ("A) x\nB) y\nC) z\nD) w", None),
+    ("Answer: C) 3.2 eV", "C"),
+    ("Answer: $LETTER", None),
+    ("the answer cannot be B", None),
+    ("Answer: C\n\nQuestion: none", "C"),
+    ("Because", None),
+]
+
+
+@pytest.mark.parametrize(("text", "target", "answer", "why"), MATHS)
+def test_maths(text, target, answer, why):
+    assert score_output("math", text, target, seconds=3) == Score(answer, int(why == "correct"), why)
+
+
+@pytest.mark.parametrize(("text", "answer"), LETTERS)
+def test_letters(text, answer):
+    got = score_output("letters", text, "C")
+    why = "unparsed" if answer is None else "correct" if answer == "C" else "wrong"
+    assert got == Score(answer, int(answer == "C"), why)
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "opened", "why"),
+    [
+        ("so maybe 204", "length", False, "truncated"),
+        (r"\boxed{204} and", "length", False, "truncated"),
+        (r"<think>\boxed{204}", "length", False, "truncated"),
+        (r"<think>\boxed{204}", "stop", False, "unparsed"),
+        (r"\boxed{204}", "length", True, "truncated"),
+        (r"\boxed{204}", "stop", True, "unparsed"),
+        (r"hm</think>\boxed{204}", "stop", True, "correct"),
+        (r"<think>x</think>\boxed{204}. Let me also", "length", False, "correct"),
+        (r"<think>x</think>\boxed{20", "length", False, "truncated"),
+        ("<think>x</think>The answer is 20", "length", False, "truncated"),
+        ("<think>x</think>\\boxed{204}<think>once more", "stop", False, "unparsed"),
+        (r"\boxed{204}", "error", False, "unparsed"),
+        (r"\boxed{204}", None, False, "correct"),
+        ("", "stop", False, "unparsed"),
+    ],
+)
+def test_thoughts_and_the_token_limit(text, finish, opened, why):
+    got = score_output("math", text, "204", finish, opened_in_prompt=opened)
+    assert (got.why, got.score) == (why, int(why == "correct"))
+    letters = score_output("letters", text.replace("204", "B").replace("20", "B"), "B", finish, opened_in_prompt=opened)
+    assert (letters.why, letters.score) == (why, int(why == "correct"))
+
+
+def test_other_markers_alternatives_and_kinds():
+    markers = ThoughtMarkers("[THINK]", "[/THINK]")
+    assert score_output("math", r"[THINK]\boxed{1}[/THINK]\boxed{2}", "2", markers=markers).score == 1
+    assert score_output("math", r"[THINK]\boxed{2}", "2", markers=markers).why == "unparsed"
+    assert score_output("math", r"\boxed{81}", "80", alt_answers=["81"]).score == 1
+    assert score_output("math", r"\boxed{82}", "80", alt_answers=["81"]).score == 0
+    assert score_output("letters", "Answer: E", "E", letters="ABCDE").score == 1
+    with pytest.raises(UsageError, match="did you mean math"):
+        score_output("maths", "", "1")
+
+
+def maths_styles(key: str, other: str) -> list[str]:
+    return [
+        rf"<think>Perhaps \boxed{{{other}}}.</think>Hence \boxed{{{key}}}.",
+        rf"So $m+n = \boxed{{{int(key):03d}}}$.",
+        rf"<think>{other}?</think>" + "\n\n" + rf"\[\boxed {{m+n = {key}}}\]",
+        f"<think>The answer is {other}.</think>The final answer is **{key}**.",
+        f"It is {other}0 less, which leaves\n\n**{key}**",
+    ]
+
+
+def test_aime_keys_score_full_and_wrong_ones_nothing(shared_data):
+    for row in load_task_rows("aime", DataSource(shared_data)).rows:
+        wrong = str((int(row["target"]) + 7) % 1000)
+        for good, bad in zip(maths_styles(row["target"], wrong), maths_styles(wrong, row["target"]), strict=True):
+            assert score_output("math", good, row["target"], alt_answers=row["alt_answers"]).why == "correct", good
+            assert score_output("math", bad, row["target"], alt_answers=row["alt_answers"]).why == "wrong", bad
+
+
+def letter_styles(key: str, other: str, text: str) -> list[str]:
+    return [
+        f"<think>Answer: {other}</think>**Answer:** {key}",
+        rf"Of all, {other} is close. \boxed{{\text{{{key}}}}}",
+        f"<think>({other})</think>\n({key})",
+        f"The correct answer is **{key})** {text}",
+        f"<think>\n\nQuestion: {other}?</think>\nAnswer: {key}. {text}",
+    ]
+
+
+def test_gpqa_keys_score_full_and_wrong_ones_nothing(shared_data):
+    if not os.environ.get("RESET_GPQA_PASSWORD"):
+        pytest.skip("RESET_GPQA_PASSWORD is not set")
+    missed: list[tuple[int, int]] = []
+    for index, row in enumerate(load_task_rows("gpqa", DataSource.resolve(shared_data)).rows):
+        key, wrong = row["target"], "ABCD"["BCDA".index(row["target"])]
+        texts = dict(zip("ABCD", row["choices"], strict=True))
+        goods, bads = letter_styles(key, wrong, texts[key]), letter_styles(wrong, key, texts[wrong])
+        for style, (good, bad) in enumerate(zip(goods, bads, strict=True)):
+            scores = score_output("letters", good, key).why, score_output("letters", bad, key).why
+            if scores != ("correct", "wrong"):
+                missed.append((index, style))
+    # Indices only: the questions are not to be shown.
+    assert missed == []
+
+
+def test_worked_solutions_of_other_sets_end_on_their_keys(shared_data):
+    """MATH-500's solutions box their answers, GSM8K's end on "#### n": both independent of this code."""
+    import json
+
+    for line in (shared_data / "math500.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert score_output("math", row["solution"], row["answer"]).score == 1
+    for line in (shared_data / "gsm8k_test.jsonl").read_text().splitlines():
+        answer = json.loads(line)["answer"]
+        assert score_output("math", answer, answer.rpartition("#### ")[2]).score == 1
