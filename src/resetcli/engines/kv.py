@@ -117,6 +117,7 @@ class SlotKV:
             new[:, :, :, :old_capacity] = old
         return new
 
+    @torch.inference_mode()
     def release(self, slot: int) -> None:
         if self.capacity:
             # A NaN left behind by a failed request would outlive its mask in the next one's value sum.
