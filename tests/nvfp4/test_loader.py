@@ -212,6 +212,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_peak_memory_while_loading(tiny_checkpoint, tmp_path):
     """At most 1.3 times the checkpoint (the cache of dequantized weights is made later, on first use)."""
