@@ -1,0 +1,310 @@
+"""One evaluation run from options to ``results.json``.
+
+Cheap checks come first: options, then data, then the folder and its lock; a model is loaded only when something is
+left to generate. lm-eval's evaluator drives the tasks through our adapter, and each sample is scored and on the
+disk before the next is asked for. ``evaluator.evaluate`` is called rather than ``simple_evaluate``: the latter adds
+a dump of the machine to the results (three seconds of subprocesses, different on every machine) and reseeds three
+global generators that no sample of ours reads. lm-eval's result keys stay where lm-eval puts them; our statistics
+join them in each task's object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resetcli.base.errors import UsageError
+from resetcli.base.reporting import Reporter
+from resetcli.base.versions import versions
+from resetcli.engines.protocol import Engine, EngineInfo
+from resetcli.evaluation.runs import RunFolder, default_directory
+from resetcli.evaluation.statistics import task_statistics
+from resetcli.evaluation.tasks import TaskSpec, resolve_tasks
+from resetcli.policy.settings import PolicySettings
+
+if TYPE_CHECKING:
+    from resetcli.data.sources import DataSource
+    from resetcli.evaluation.recorder import RunRecorder
+
+DEFAULT_MAX_NEW_TOKENS = 32768
+PERPLEXITY_WINDOW = 2048
+
+Documents = dict[str, list[dict[str, Any]]]
+
+
+def run_eval(
+    engine_factory: Callable[[], Engine],
+    tasks: str | Iterable[str],
+    source: DataSource,
+    settings: PolicySettings | Mapping[str, PolicySettings],
+    *,
+    model: str,
+    fingerprint: str,
+    engine_options: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    repeats: int = 1,
+    seed: int = 0,
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    thinking: bool = True,
+    think_markers: tuple[str, str] = ("<think>", "</think>"),
+    perplexity_window: int = PERPLEXITY_WINDOW,
+    output: Path | None = None,
+    close_engine: bool = True,
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Evaluate, or go on with a run begun before, or report a finished one.
+
+    Args:
+        engine_factory: opens the engine; called only if there is something to generate.
+        tasks: names, with commas or as a list.
+        settings: the policy, one for all tasks or by task name (T_low may differ by task).
+        model, fingerprint: name and fingerprint of the model, known before it is loaded.
+        engine_options: choices that change samples (engine, device, dtype, activations ...), part of the settings.
+        limit: the first documents of each task only; None is all. The run is marked.
+        repeats: samples of each document; perplexity needs one.
+        max_new_tokens: token limit of a sample, further limited by the context.
+        perplexity_window: tokens that a window of ``wikitext`` holds.
+        output: the run's folder; None is ``runs.default_directory``.
+        close_engine: close what the factory opened at the end, however it comes.
+
+    Returns:
+        What ``results.json`` holds, and beside it "run" (the folder), "finished_before" (nothing was left to do),
+        "failed" (samples lost to NaN logits) and "exit_code" (1 if any failed).
+
+    Raises:
+        UsageError: an option out of range or an unknown task.
+        ResetError: data, folder, model or grader; what was finished is on the disk and the same call goes on.
+    """
+    reporter = reporter or Reporter()
+    specs = resolve_tasks(tasks)
+    _check_numbers(limit=limit, repeats=repeats, max_new_tokens=max_new_tokens, seed=seed, window=perplexity_window)
+    policies = {s.name: settings if isinstance(settings, PolicySettings) else settings[s.name] for s in specs}
+    for policy in policies.values():
+        policy.validate()
+
+    from resetcli.evaluation.tasks.documents import documents
+
+    docs: Documents = {}
+    described: dict[str, Any] = {}
+    for spec in specs:
+        rows, sha256 = documents(spec.name, source)
+        docs[spec.name] = rows[:limit]
+        described[spec.name] = {"version": spec.version, "data_sha256": sha256, "documents": len(docs[spec.name])}
+    chosen = {
+        "model_fingerprint": fingerprint, "tasks": described,
+        "policy": {name: policy.header() for name, policy in policies.items()},
+        "max_new_tokens": max_new_tokens, "repeats": repeats, "limit": limit, "seed": seed, "thinking": thinking,
+        "think_markers": list(think_markers), "perplexity_window": perplexity_window,
+        "engine_options": dict(engine_options or {}),
+    }  # fmt: skip
+    path = Path(output) if output is not None else default_directory(model, list(docs), chosen)
+    expected = sum(len(docs[s.name]) * (1 if s.kind == "perplexity" else repeats) for s in specs)
+
+    with RunFolder(path, chosen) as folder:
+        before = folder.results()
+        if before is not None and len(folder.samples) == expected:
+            reporter.info(f"run {path} is finished; these are its results")
+            return _report(folder, before, finished_before=True)
+        if folder.samples:
+            reporter.info(f"run {path} goes on: {len(folder.samples)} of {expected} samples are there")
+        started = time.monotonic()
+        from resetcli.evaluation.recorder import RunRecorder
+
+        engine = engine_factory()
+        try:
+            _open_run(folder, engine.info, model, policies, reporter)
+            recorder = RunRecorder(folder, engine, specs, policies, repeats, expected, think_markers, reporter)
+            values = _with_lm_eval(
+                engine, specs, source, policies, recorder, reporter, limit=limit, repeats=repeats, seed=seed,
+                max_new_tokens=max_new_tokens, thinking=thinking, think_markers=think_markers,
+                perplexity_window=perplexity_window,
+            )  # fmt: skip
+        finally:
+            if close_engine:
+                engine.close()
+        results = _results(values, specs, docs, folder, repeats, limit, engine.info.context)
+        seconds = time.monotonic() - started
+        results["timing"] = {
+            "seconds": seconds,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "samples_made": recorder.made,
+            "tokens_made": recorder.tokens,
+            "tokens_per_s": recorder.tokens / recorder.seconds if recorder.seconds else None,
+            "versions": versions(),
+        }
+        folder.finish(results)
+        return _report(folder, results, finished_before=False, reporter=reporter)
+
+
+def _check_numbers(*, limit: int | None, repeats: int, max_new_tokens: int, seed: int, window: int) -> None:
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit must be at least 1, not {limit}; leave it out for all documents")
+    if repeats < 1:
+        raise UsageError(f"--repeats must be at least 1, not {repeats}")
+    if max_new_tokens < 1:
+        raise UsageError(f"--max-new-tokens must be at least 1, not {max_new_tokens}")
+    if seed < 0:
+        raise UsageError(f"--seed must be at least 0, not {seed}")
+    if window < 2:
+        raise UsageError(f"the perplexity window must be at least 2 tokens, not {window}")
+
+
+def _open_run(
+    folder: RunFolder, info: EngineInfo, model: str, policies: Mapping[str, PolicySettings], reporter: Reporter
+) -> None:
+    """Write ``run.json``, or see that the engine is the one it names."""
+    engine = {
+        "engine": info.engine, "device": info.device, "dtype": info.dtype, "nvfp4": info.nvfp4, "context": info.context,
+        "batch_invariant": info.batch_invariant, "activations": info.details.get("activations"),
+    }  # fmt: skip
+    conditions = {"versions": versions(), "threads": info.details.get("threads"), "batch_size": info.batch_size}
+    if folder.header is not None:
+        folder.check("engine", engine)
+        then = folder.header.get("conditions", {})
+        # With batch invariance the batch size does not matter; elsewhere nothing is bit-equal anyway.
+        changed = [key for key in ("versions", "threads") if then.get(key) != conditions[key]]
+        if changed:
+            reporter.warn(f"run {folder.path} was begun with other {' and '.join(changed)}; samples may differ in bits")
+        return
+    keys = ("temperature", "t_low", "t_high", "top_p", "top_k", "min_p")
+    sampling = {name: {k: v for k, v in p.header().items() if k in keys} for name, p in policies.items()}
+    folder.begin(
+        {
+            "run": 1,
+            "model": {"name": model, "path": info.path, "fingerprint": info.fingerprint},
+            "policy": next(iter(policies.values())).header(),
+            "sampling": {"max_new_tokens": folder.settings["max_new_tokens"], "by_task": sampling},
+            "seed": folder.settings["seed"],
+            "tasks": folder.settings["tasks"],
+            "limited": folder.settings["limit"] is not None,
+            "batch_invariant": info.batch_invariant,
+            "engine": engine,
+            "conditions": conditions,
+            "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def _with_lm_eval(
+    engine: Engine,
+    specs: list[TaskSpec],
+    source: DataSource,
+    policies: Mapping[str, PolicySettings],
+    recorder: RunRecorder,
+    reporter: Reporter,
+    *,
+    limit: int | None,
+    repeats: int,
+    seed: int,
+    max_new_tokens: int,
+    thinking: bool,
+    think_markers: tuple[str, str],
+    perplexity_window: int,
+) -> dict[str, Any]:
+    """lm-eval's results; samples go to ``recorder`` on the way."""
+    with _quiet_lm_eval():
+        from lm_eval.evaluator import evaluate
+
+        from resetcli.evaluation.lm import ResetLM
+        from resetcli.evaluation.tasks.build import build_task
+
+        lm = ResetLM(
+            engine=engine, settings=policies, recorder=recorder, reporter=reporter, seed=seed, thinking=thinking,
+            max_gen_toks=max_new_tokens, max_length=perplexity_window, think_start_token=think_markers[0],
+            think_end_token=think_markers[1],
+        )  # fmt: skip
+        built = {s.name: build_task(s, source, repeats=repeats, max_new_tokens=max_new_tokens) for s in specs}
+        with reporter.phase("evaluate", recorder.expected) as advance:
+            recorder.advance = advance
+            advance(len(recorder.folder.samples))
+            return evaluate(lm, {"tasks": built}, limit=limit, log_samples=False, apply_chat_template=True)
+
+
+@contextlib.contextmanager
+def _quiet_lm_eval() -> Iterator[None]:
+    """lm-eval's log lines and its progress bar for building prompts off; ours take their place."""
+    import functools
+
+    import lm_eval.api.task as module
+
+    logger = logging.getLogger("lm_eval")
+    level, bar = logger.level, module.tqdm
+    logger.setLevel(logging.ERROR)
+    module.tqdm = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        module.tqdm = bar
+
+
+def _results(
+    values: dict[str, Any],
+    specs: list[TaskSpec],
+    docs: Documents,
+    folder: RunFolder,
+    repeats: int,
+    limit: int | None,
+    context: int,
+) -> dict[str, Any]:
+    """``results.json`` without timing: a function of the samples, whatever order and sittings they came in."""
+    merged: dict[str, Any] = {}
+    for spec in specs:
+        samples = folder.of_task(spec.name)
+        own = _perplexity(samples, docs[spec.name]) if spec.kind == "perplexity" else task_statistics(samples, repeats)
+        if spec.kind != "perplexity":
+            own["prompts_too_long"] = sum(s["n_tokens"] == 0 and s["finish_reason"] == "length" for s in samples)
+        theirs = {k: v for k, v in values["results"][spec.name].items() if k not in ("name",)}
+        merged[spec.name] = {**theirs, **own, "limited": limit is not None}
+    kept = {k: values[k] for k in ("versions", "n-shot", "higher_is_better", "n-samples") if k in values}
+    configs = {name: _plain_config(config) for name, config in values.get("configs", {}).items()}
+    return {"results": merged, "limit": limit, "context": context, **_jsonable(kept), "configs": configs}
+
+
+def _perplexity(samples: list[dict[str, Any]], docs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Perplexities of the texts together: exp of minus the log-likelihood per word, byte and token.
+
+    Words and bytes as lm-eval counts them: pieces between white space of each text, and UTF-8 bytes.
+    """
+    nats = -math.fsum(s["score"] for s in samples)
+    words = sum(len(re.split(r"\s+", doc["text"])) for doc in docs)
+    size = sum(len(doc["text"].encode()) for doc in docs)
+    tokens = sum(s["n_tokens"] for s in samples)
+    return {
+        "n": len(samples), "repeats": 1, "word_perplexity": math.exp(nats / words),
+        "byte_perplexity": math.exp(nats / size), "token_perplexity": math.exp(nats / tokens),
+        "bits_per_byte": nats / size / math.log(2), "tokens": tokens, "words": words, "bytes": size,
+    }  # fmt: skip
+
+
+def _plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's configuration without the source text of functions, which lm-eval puts in."""
+    dropped = ("custom_dataset", "process_results", "fewshot_config")
+    return _jsonable({k: v for k, v in config.items() if k not in dropped})
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _report(
+    folder: RunFolder, results: dict[str, Any], *, finished_before: bool, reporter: Reporter | None = None
+) -> dict[str, Any]:
+    failed = sum(sample["finish_reason"] == "error" for sample in folder.samples.values())
+    if failed and reporter is not None:
+        reporter.warn(f"{failed} of {len(folder.samples)} samples failed with logits that are not finite and score 0")
+    return {
+        **results, "run": str(folder.path), "finished_before": finished_before, "failed": failed,
+        "exit_code": 1 if failed else 0,
+    }  # fmt: skip

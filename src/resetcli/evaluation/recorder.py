@@ -1,0 +1,135 @@
+"""Between adapter and folder: what is left to make, how long that may take, and each sample scored and stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from resetcli.base.errors import ResetError
+from resetcli.base.reporting import Reporter
+from resetcli.engines.protocol import Engine, Request
+from resetcli.evaluation.lm import Job
+from resetcli.evaluation.runs import RunFolder
+from resetcli.evaluation.scoring.extraction import ThoughtMarkers
+from resetcli.evaluation.scoring.score import score_output
+from resetcli.evaluation.tasks import TaskSpec
+from resetcli.policy.settings import PolicySettings
+
+PROBE_TOKENS = 16
+"""Tokens of each probe request: enough to time decoding, a second or so on a CPU with a small model."""
+
+
+class RunRecorder:
+    """Implements ``lm.Recorder`` over a ``RunFolder``.
+
+    ``made``, ``tokens``, ``seconds``: samples and tokens generated in this sitting, and the time from the first
+    request to the last sample.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        engine: Engine,
+        specs: Sequence[TaskSpec],
+        policies: Mapping[str, PolicySettings],
+        repeats: int,
+        expected: int,
+        markers: tuple[str, str],
+        reporter: Reporter,
+    ):
+        self.folder = folder
+        self.engine = engine
+        self.kinds = {spec.name: spec.kind for spec in specs}
+        self.policies = policies
+        self.repeats = repeats
+        self.expected = expected
+        self.markers = ThoughtMarkers(*markers)
+        self.reporter = reporter
+        self.advance: Callable[[int], None] = lambda n: None
+        self.made = self.tokens = 0
+        self.seconds = 0.0
+        self._started = time.perf_counter()
+
+    def known(self, job: Job) -> Mapping[str, Any] | None:
+        record = self.folder.samples.get((job.task, job.doc_id, job.repeat))
+        if record is not None and record["prompt_sha256"] != job.prompt_sha256:
+            raise ResetError(
+                f"run {self.folder.path} holds task {job.task}, document {job.doc_id} with another prompt (the chat "
+                f"template or tokenizer changed); choose another -o"
+            )
+        return record
+
+    def plan(self, jobs: Sequence[Job]) -> None:
+        """Say how much is left and, from a short measurement, how long it takes at most."""
+        documents = len({(job.task, job.doc_id) for job in jobs})
+        most = sum(job.limit for job in jobs)
+        if not jobs:
+            return
+        longest = max(job.limit for job in jobs)
+        line = f"{documents} documents x {self.repeats} repeats x {longest} tokens"
+        if len(jobs) != documents * self.repeats:
+            line += f", of which {len(jobs)} samples are left to make"
+        line += f": {most} tokens at most"
+        if (speed := self._probe(jobs, most)) is not None:
+            line += f"; at {speed:.1f} tokens/s, measured just now, {duration(most / speed)} if every sample runs to "
+            line += "its limit, less if they end before"
+        self.reporter.info(line)
+        self._started = time.perf_counter()
+
+    def _probe(self, jobs: Sequence[Job], most: int) -> float | None:
+        """Tokens/s of a first batch of these prompts for a few tokens, prefill apart; None where it would not pay."""
+        batch = jobs[: self.engine.info.batch_size]
+        steps = min(PROBE_TOKENS, *(job.limit for job in batch))
+        if steps < 2 or most < 20 * steps * len(batch):
+            return None
+        moments: list[float] = []
+        requests = [Request(f"probe/{i}", job.ids, job.seed, steps, ignore_eos=True) for i, job in enumerate(batch)]
+        policy = self.policies[batch[0].task]
+        for _ in self.engine.generate(requests, policy, on_token=lambda event: moments.append(time.perf_counter())):
+            pass
+        # Prompts are read one after the other before the batch is full, so the last token's steps tell the speed.
+        last = moments[-len(batch) * (steps // 2) :]
+        spent = last[-1] - last[0] if len(last) > 1 else 0.0
+        return (len(last) - 1) / spent if spent > 0 else None
+
+    def add(self, job: Job, text: str, n_tokens: int, finish_reason: str, error: str | None) -> Mapping[str, Any]:
+        if error is not None:
+            self.reporter.warn(f"task {job.task}, document {job.doc_id}, repeat {job.repeat}: {error}")
+        target = job.doc["target"]
+        score = score_output(
+            self.kinds[job.task], text, target, finish_reason, alt_answers=job.doc.get("alt_answers") or (),
+            markers=self.markers, opened_in_prompt=job.opened_in_prompt,
+        )  # fmt: skip
+        return self._store(job, text, n_tokens, finish_reason, score.answer, target, score.score, score.why)
+
+    def add_likelihood(self, job: Job, loglikelihood: float, n_tokens: int) -> Mapping[str, Any]:
+        """A text's sample has no output; "score" is its log-likelihood in nats and "why" says so."""
+        return self._store(job, "", n_tokens, "stop", None, None, loglikelihood, "loglikelihood")
+
+    def _store(
+        self, job: Job, text: str, n_tokens: int, finish_reason: str, answer: Any, target: Any, score: float, why: str
+    ) -> Mapping[str, Any]:
+        self.folder.add(
+            {
+                "task": job.task, "doc_id": job.doc_id, "repeat": job.repeat, "seed": job.seed,
+                "prompt_sha256": job.prompt_sha256, "text": text, "n_tokens": n_tokens,
+                "finish_reason": finish_reason, "answer": answer, "target": target, "score": score, "why": why,
+            }
+        )  # fmt: skip
+        self.made += 1
+        self.tokens += n_tokens
+        self.seconds = time.perf_counter() - self._started
+        self.advance(1)
+        return self.folder.samples[(job.task, job.doc_id, job.repeat)]
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> duration(42), duration(700), duration(40000)
+    ('42 s', '12 min', '11.1 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
