@@ -7,6 +7,7 @@ model afterwards (prompts, tokens, entropies) stays in the result, so the engine
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """What calibration found. Entropies in nats; ``answers`` in the order of the problems."""
+    """What calibration found. Entropies in nats; ``answers`` in the order of the problems; ``seconds`` of wall time."""
 
     tau_0: float
     percentile: float
@@ -179,7 +180,7 @@ def calibrate(
         for i, problem in enumerate(problems.problems)
     ]
     done: dict[str, Answer] = {}
-    seconds = 0.0
+    start = time.perf_counter()
     with reporter.phase("calibration answers (tokens)") as advance:
 
         def on_token(event: TokenEvent) -> None:
@@ -189,7 +190,6 @@ def calibrate(
             # Judged as it arrives: a failure must not wait for hours of other answers.
             index = int(completion.request_id)
             done[completion.request_id] = _answer(requests[index], completion, problems.ids[index])
-            seconds += completion.seconds
     if missing := [problems.ids[i] for i in range(len(requests)) if str(i) not in done]:
         raise ResetError(f"the engine gave no answer to calibration problem {missing[0]}")
     answers = [done[request.request_id] for request in requests]
@@ -212,7 +212,7 @@ def calibrate(
         max_new_tokens=max_new_tokens,
         seed=seed,
         info=engine.info,
-        seconds=seconds,
+        seconds=time.perf_counter() - start,
         warnings=warnings,
     )
 
