@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -22,10 +21,11 @@ from resetcli.base.files import write_json
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 
-QWEN3_8B = dict(
-    vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, rope_theta=1e6, tie_word_embeddings=False,
-)  # fmt: skip
+QWEN3_8B = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+    "rope_theta": 1e6, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 class Printer(Reporter):
@@ -92,7 +92,6 @@ def run(work: Path, tokenizer_dir: Path, layers: int) -> dict[str, Any]:
         tokens = sum(c.n_tokens for c in engine.generate(requests, settings))
         rates[f"batch {batch}"] = round(tokens / (time.perf_counter() - began), 1)
         reporter.info(f"batch {batch}: {rates[f'batch {batch}']} tokens/s (prefill of 512 tokens each included)")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "what": "reset quantize of a Qwen3-8B-shaped model with random weights",
         "gpu": torch.cuda.get_device_name(),
@@ -108,7 +107,6 @@ def run(work: Path, tokenizer_dir: Path, layers: int) -> dict[str, Any]:
         "inspect": {k: v for k, v in anatomy.items() if isinstance(v, str | int | float | bool)},
         "tokens_per_s_torch_fallback": rates,
         "versions": versions() | {"cuda": torch.version.cuda},
-        "commit": commit or None,
     }
 
 
@@ -119,9 +117,10 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--commit", help="of this checkout, for the record")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        result = run(Path(work), options.tokenizer, options.layers)
+        result = {"commit": options.commit} | run(Path(work), options.tokenizer, options.layers)
     if options.output:
         write_json(options.output, result)
     print(json.dumps(result))

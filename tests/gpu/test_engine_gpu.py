@@ -80,8 +80,11 @@ def test_nan_fails_one_and_leaves_no_trace(tiny_checkpoint):
     clean = next(iter(engine.generate([good], settings))).token_ids
     used = {5, 6, 7, 8, *clean}
     poison = next(t for t in range(engine.info.vocab_size) if t not in used)
+    model = engine.runner.model
+    # Untied first: a NaN row of lm_head would fail every request.
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
-        engine.runner.model.get_input_embeddings().weight[poison] = torch.nan
+        model.get_input_embeddings().weight[poison] = torch.nan
     bad = Request("bad", (5, poison), 2, 30, ignore_eos=True)
     done = {c.request_id: c for c in engine.generate([bad, good], settings)}
     assert done["bad"].finish_reason == "error" and done["good"].token_ids == clean

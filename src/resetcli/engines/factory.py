@@ -102,6 +102,7 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
     from resetcli.engines.runner import ModelRunner
     from resetcli.engines.transformers_engine import TransformersEngine
     from resetcli.nvfp4.checkpoint import fingerprint
+    from resetcli.nvfp4.linear import NVFP4Linear
     from resetcli.nvfp4.loader import load_pretrained
     from resetcli.policy.boundaries import BoundaryTable
 
@@ -109,12 +110,20 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
     trust = options.trust_remote_code
     with reporter.phase(f"load {path.name}"):
         model, is_nvfp4 = load_pretrained(
-            path, device=device, dtype=dtype, activations=options.activations, trust_remote_code=trust
+            path,
+            device=device,
+            dtype=dtype,
+            activations=options.activations,
+            trust_remote_code=trust,
+            reporter=reporter,
         )
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
         except (OSError, ValueError) as exc:
             raise ResetError(f"{path} has no usable tokenizer: {str(exc).splitlines()[0]}") from exc
+        # Read off the layers: a weight-only checkpoint is W4A16 whatever was asked for.
+        modes = {layer.activations for layer in model.modules() if isinstance(layer, NVFP4Linear)}
+        activations = ", ".join(sorted(modes)) or None
         config = model.config.get_text_config()
         vocab = min(len(tokenizer), config.vocab_size)
         packed = invariant and packing.available()
@@ -135,7 +144,7 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
         batch_size=options.batch_size,
         batch_invariant=invariant,
         details={
-            "activations": options.activations if is_nvfp4 else None,
+            "activations": activations,
             "threads": torch_threads() if device.type == "cpu" else None,
             "packed": packed,
         },
