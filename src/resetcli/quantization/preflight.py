@@ -19,7 +19,7 @@ from torch import nn
 from resetcli.base.errors import ResetError
 from resetcli.nvfp4.checkpoint import is_nvfp4
 from resetcli.nvfp4.codec import BLOCK
-from resetcli.nvfp4.tensorfile import DTYPES, TensorInfo, read_headers
+from resetcli.nvfp4.tensorfile import DTYPES, FLOATS, TensorInfo, read_headers
 
 _SLACK = 16 << 20  # tokenizer, reports, file system
 
@@ -49,22 +49,24 @@ def quantized_modules(model: nn.Module, config: dict[str, Any]) -> dict[str, nn.
     return chosen
 
 
+def refuse_nvfp4(path: Path) -> None:
+    """Raise ``ResetError`` if ``path`` is an NVFP4 checkpoint: there is nothing more to gain, only to lose."""
+    if is_nvfp4(path):
+        raise ResetError(f"{path} is an NVFP4 checkpoint already; quantize the BF16 model that it was made from")
+
+
 def make_plan(path: Path, model: nn.Module, config: dict[str, Any]) -> Plan:
     """Check the source directory ``path`` against what ``config`` will do to ``model`` (on the meta device).
 
     Raises:
-        ResetError: the files are damaged, the checkpoint is NVFP4 or otherwise quantized already, nothing
-            would be quantized, or a layer's input width is not divisible by 16.
+        ResetError: the files are damaged or hold quantized tensors, nothing would be quantized, or a layer's
+            input width is not divisible by 16.
     """
-    if is_nvfp4(path):
-        raise ResetError(f"{path} is an NVFP4 checkpoint already; quantize the BF16 model that it was made from")
     tensors, _, faults = read_headers(path)
     if faults:
         raise ResetError(f"{path} is damaged: {'; '.join(faults[:8])}; fetch it again")
-    small = sorted({info.dtype for info in tensors.values() if info.dtype not in ("BF16", "F16", "F32", "F64")})
-    integral = [d for d in small if d in DTYPES and d not in ("I64", "I32", "BOOL")]
-    if integral:
-        raise ResetError(f"{path} holds {', '.join(integral)} tensors: quantized already; name its 16-bit original")
+    if small := sorted({info.dtype for info in tensors.values()} - {*FLOATS, "I64", "I32", "BOOL"}):
+        raise ResetError(f"{path} holds {', '.join(small)} tensors: quantized already; name its 16-bit original")
     chosen = quantized_modules(model, config)
     if not chosen:
         raise ResetError(f"nothing to quantize in {path}: no linear layer is left by the recipe and --exclude")
@@ -110,7 +112,7 @@ def check_weights(model: nn.Module, names: Iterable[str]) -> None:
     """
     zero, broken = [], []
     for name in names:
-        low, high = torch.aminmax(model.get_submodule(name).weight)
+        low, high = torch.aminmax(model.get_parameter(f"{name}.weight"))
         amax = float(torch.maximum(low.abs(), high.abs()))
         if amax == 0:
             zero.append(name)
@@ -119,7 +121,8 @@ def check_weights(model: nn.Module, names: Iterable[str]) -> None:
     if broken:
         raise ResetError(f"weights are NaN or infinite in {', '.join(broken)}; fetch the model again")
     if zero:
-        raise ResetError(f"weights are all zero in {', '.join(zero)}: they have no scale; leave them out with --exclude")
+        names = ", ".join(zero)
+        raise ResetError(f"weights are all zero in {names}: they have no scale; leave them out with --exclude")
 
 
 def check_ranges(model: nn.Module, names: Iterable[str]) -> None:

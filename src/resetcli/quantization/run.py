@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import resource
 import shutil
 import signal
@@ -105,6 +106,7 @@ def quantize(
     samples = _positive("--calib-samples", calib_samples, 32 if on_gpu else 8, 1)
     length = _positive("--calib-length", calib_length, 512 if on_gpu else 256, 16)
     check_output(output, overwrite=overwrite)
+    preflight.refuse_nvfp4(source.path)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(where)
     torch.manual_seed(seed)
@@ -213,7 +215,7 @@ class _Job:
         # Straight to the GPU where accelerate is there to do it; by way of the host where not.
         direct = self.device.type == "cuda" and importlib.util.find_spec("accelerate") is not None
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 self.source.path, dtype=torch.bfloat16, local_files_only=True, use_safetensors=True,
                 trust_remote_code=self.trust_remote_code, **({"device_map": {"": self.device}} if direct else {}),
             )  # fmt: skip
@@ -280,8 +282,8 @@ def _export(model: Any, scratch: Path) -> None:
     except (OSError, KeyboardInterrupt, torch.cuda.OutOfMemoryError):
         raise
     except Exception as exc:  # safetensors reports a full disk as an error of its own
-        if "os error 28" in str(exc).lower() or "No space left" in str(exc):
-            raise ResetError(f"cannot write the checkpoint: the disk under {scratch.parent} is full; free space") from exc
+        if "No space left" in str(exc):
+            raise ResetError(f"cannot write the checkpoint: no space left under {scratch.parent}; use -o") from exc
         reason = (str(exc).strip().splitlines() or [""])[0][:300]
         raise ResetError(f"ModelOpt could not export this model: {type(exc).__name__}: {reason}") from exc
 
@@ -289,11 +291,18 @@ def _export(model: Any, scratch: Path) -> None:
 def _modelopt(call: Any) -> Any:
     """Run ``call`` with ModelOpt's chatter kept off stdout, where only our results go, and off stderr.
 
-    Its warnings concern tested versions of transformers (ours are pinned and tested) and features not used here.
+    Its warnings concern tested versions of transformers (ours are pinned and tested), tied weights stored once, and
+    features not used here; what it raises is untouched.
     """
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), quiet_transformers():
-        warnings.simplefilter("ignore")
-        return call()
+    logger = logging.getLogger("modelopt")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), quiet_transformers():
+            warnings.simplefilter("ignore")
+            return call()
+    finally:
+        logger.setLevel(level)
 
 
 def _tokenizer(path: Path, trust_remote_code: bool) -> Any:
