@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -61,3 +63,21 @@ def test_weights_equal_the_gguf_blocks(model_dir):
             undone = weight.view(heads, 32, 2, 576).transpose(1, 2).reshape(weight.shape)
             assert torch.equal(file.get_tensor(f"model.layers.3.self_attn.{ours}.weight"), undone)
         assert torch.equal(file.get_tensor("model.embed_tokens.weight"), raw("token_embd.weight"))
+
+
+@pytest.mark.slow
+def test_two_processes_convert_once(tmp_path):
+    """Both get the same whole directory; nothing partial is left beside it."""
+    available, reason = embedded_available()
+    if not available:
+        pytest.skip(reason)
+    code = "from resetcli.models.embedded import embedded_model_dir; print(embedded_model_dir())"
+    env = {**os.environ, "RESET_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    answers = {child.communicate(timeout=280)[0].strip() for child in children}
+    assert [child.returncode for child in children] == [0, 0]
+    assert len(answers) == 1
+    left = [p.name for p in (tmp_path / "models").iterdir() if not p.name.endswith(".lock")]
+    assert left == [os.path.basename(answers.pop())]

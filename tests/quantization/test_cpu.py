@@ -13,14 +13,14 @@ from resetcli.quantization.cpu import cpu_fake_quantize, fake_quantize
 
 @pytest.fixture(scope="module")
 def modelopt():
-    from resetcli.quantization.run import _modelopt
+    from resetcli.quantization.export import quietly
 
     def load():
         import modelopt.torch.quantization as mtq
 
         return mtq
 
-    return _modelopt(load)
+    return quietly(load)
 
 
 def exported(x: torch.Tensor, amax: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,9 @@ from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.reporting import CollectingReporter
 from resetcli.models.resolve import ModelSource
 from resetcli.quantization import check
+from resetcli.quantization.export import quietly
 from resetcli.quantization.recipes import get_recipe
-from resetcli.quantization.run import _modelopt, quantize
+from resetcli.quantization.run import quantize
 
 SMALL = {"calib_samples": 2, "calib_length": 64, "device": "cpu", "remember": False}
 
@@ -101,8 +102,8 @@ def fused_modelopt_model(path: Path, rows: torch.Tensor):
                 live(row[None], use_cache=False)
 
     with cpu_fake_quantize():
-        _modelopt(lambda: mtq.quantize(model, get_recipe("rtn").config(), forward))
-        _modelopt(lambda: requantize_resmooth_fused_llm_layers(model))
+        quietly(lambda: mtq.quantize(model, get_recipe("rtn").config(), forward))
+        quietly(lambda: requantize_resmooth_fused_llm_layers(model))
     return model
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -102,10 +103,10 @@ def _convert(path: Path, scratch: Path, advance: Any) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
-    from resetcli.models.quiet import quiet_transformers
+    from resetcli.nvfp4.skeleton import quiet_transformers
 
     folder, file = str(path.parent), path.name
-    with quiet_transformers():
+    with quiet_transformers(), _no_reader_bar():
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
             advance(1)
@@ -130,6 +131,19 @@ def _convert(path: Path, scratch: Path, advance: Any) -> None:
         item.chmod(0o644)
     write_json(scratch / "source.json", {"gguf": path.name, "bytes": path.stat().st_size, "converter": CONVERTER})
     advance(1)
+
+
+@contextlib.contextmanager
+def _no_reader_bar() -> Iterator[None]:
+    """The GGUF reader of transformers draws a tqdm bar that none of its switches turns off."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    tqdm = reader.tqdm
+    reader.tqdm = functools.partial(tqdm, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = tqdm
 
 
 def _mend_tokenizer(tokenizer: Any, path: Path, context: int) -> None:

@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
-import logging
 import resource
-import shutil
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,21 +29,16 @@ from resetcli.base.files import check_output, whole_directory, write_json
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 from resetcli.models.embedded import EMBEDDED_NAME
-from resetcli.models.quiet import quiet_transformers
 from resetcli.models.resolve import ModelSource
 from resetcli.nvfp4.checkpoint import Checkpoint, fingerprint
-from resetcli.nvfp4.skeleton import meta_model
+from resetcli.nvfp4.skeleton import meta_model, quiet_transformers
 from resetcli.quantization import check, preflight
 from resetcli.quantization.calibration_text import TokenRows, bundled_documents, load_documents, token_rows
 from resetcli.quantization.cpu import cpu_fake_quantize
 from resetcli.quantization.errors import layer_errors, summary
+from resetcli.quantization.export import REPORT, carry_over, export, quietly
 from resetcli.quantization.last import remember_last
 from resetcli.quantization.recipes import Recipe, get_recipe, with_exclusions
-
-REPORT = "quantize_report.json"
-_EXPORTERS = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
-_OURS = (REPORT, "reset_config.json", "source.json")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
 @dataclass
@@ -113,9 +104,9 @@ def quantize(
     clock = _Clock(reporter)
     with _terminable(), clock.phase("Prepare"):
         documents = load_documents(calib_data, reporter)
-        if calib_data is None and source.name != EMBEDDED_NAME:
+        if calib_data is None and not source.name.startswith(EMBEDDED_NAME):
             reporter.warn("activation ranges come from resetcli's small bundled text; --calib-data names your own")
-        config = with_exclusions(_modelopt(plan_recipe.config), exclude)
+        config = with_exclusions(quietly(plan_recipe.config), exclude)
         skeleton = meta_model(source.path, trust_remote_code=trust_remote_code)
         plan = preflight.make_plan(source.path, skeleton, config)
         preflight.check_disk(output, plan.output_bytes)
@@ -127,7 +118,7 @@ def quantize(
         heldout = token_rows(bundled_documents("heldout_text.txt"), tokenizer, rows, min(length, context), Reporter())
     with _terminable(), whole_directory(output, overwrite=overwrite) as scratch:
         job = _Job(source, plan_recipe, config, plan, text, heldout, where, trust_remote_code, clock)
-        report = job.run(scratch, tokenizer, prompt_tokens=24 if on_gpu else 16)
+        report = job.run(scratch, tokenizer, new_tokens=16)
         report = {
             "format": 1,
             "recipe": recipe,
@@ -158,7 +149,7 @@ class _Job:
     trust_remote_code: bool
     clock: _Clock
 
-    def run(self, scratch: Path, tokenizer: Any, prompt_tokens: int) -> dict[str, Any]:
+    def run(self, scratch: Path, tokenizer: Any, new_tokens: int) -> dict[str, Any]:
         """Load, observe, calibrate, export into ``scratch``, read back; the figures of the report."""
         prompt = check.prompt_ids(tokenizer)
         rows = self.heldout.ids
@@ -167,11 +158,11 @@ class _Job:
                 model = self._load()
                 preflight.check_weights(model, self.plan.layers)
             with self.clock.phase("Reference", len(rows) + 1) as advance:
-                reference = check.observe(model, rows, prompt, prompt_tokens, advance)
+                reference = check.observe(model, rows, prompt, new_tokens, advance)
             with self.clock.phase("Calibrate", len(self.text.ids)) as advance:
                 self._calibrate(model, advance)
             with self.clock.phase("Export"):
-                _export(model, scratch)
+                export(model, scratch)
                 del model
                 _free()
                 carry_over(self.source.path, scratch)
@@ -179,7 +170,7 @@ class _Job:
             with self.clock.phase("Layer errors", len(checkpoint.layers)) as advance:
                 layers = layer_errors(checkpoint, self.plan.tensors, self.device, advance)
             with self.clock.phase("Check", len(rows) + 1) as advance:
-                quantized = self._observe_checkpoint(checkpoint, rows, prompt, prompt_tokens, advance)
+                quantized = self._observe_checkpoint(checkpoint, rows, prompt, new_tokens, advance)
                 figures = check.compare(reference, quantized, rows, self.device)
         except torch.cuda.OutOfMemoryError as exc:
             raise ResetError(
@@ -231,7 +222,7 @@ class _Job:
         import modelopt.torch.quantization as mtq
 
         with cpu_fake_quantize():
-            _modelopt(lambda: mtq.quantize(model, self.config, forward if self.recipe.needs_forward else None))
+            quietly(lambda: mtq.quantize(model, self.config, forward if self.recipe.needs_forward else None))
         preflight.check_ranges(model, self.plan.layers)
 
     def _observe_checkpoint(self, checkpoint: Checkpoint, *args: Any) -> check.Observed:
@@ -249,60 +240,6 @@ class _Job:
         del model
         _free()
         return seen
-
-
-def carry_over(source: Path, target: Path) -> None:
-    """Copy what belongs to a model beside its weights, byte for byte; drop what the exporter made up in its place."""
-    kept = {}
-    for item in sorted(source.iterdir()):
-        if item.name.startswith(".") or item.name in (*_EXPORTERS, *_OURS) or item.suffix in _WEIGHTS:
-            continue
-        if item.name.endswith(".index.json"):
-            continue
-        if item.is_file() or item.name == "additional_chat_templates":
-            kept[item.name] = item
-    if "generation_config.json" not in kept:
-        (target / "generation_config.json").unlink(missing_ok=True)
-    for name, item in kept.items():
-        if item.is_dir():
-            shutil.copytree(item, target / name, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(item, target / name)
-    for item in target.iterdir():
-        if item.is_file():
-            item.chmod(0o644)  # the exporter's files are private to the user
-
-
-def _export(model: Any, scratch: Path) -> None:
-    from modelopt.torch.export import export_hf_checkpoint
-
-    try:
-        with torch.inference_mode():
-            _modelopt(lambda: export_hf_checkpoint(model, export_dir=scratch))
-    except (OSError, KeyboardInterrupt, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as exc:  # safetensors reports a full disk as an error of its own
-        if "No space left" in str(exc):
-            raise ResetError(f"cannot write the checkpoint: no space left under {scratch.parent}; use -o") from exc
-        reason = (str(exc).strip().splitlines() or [""])[0][:300]
-        raise ResetError(f"ModelOpt could not export this model: {type(exc).__name__}: {reason}") from exc
-
-
-def _modelopt(call: Any) -> Any:
-    """Run ``call`` with ModelOpt's chatter kept off stdout, where only our results go, and off stderr.
-
-    Its warnings concern tested versions of transformers (ours are pinned and tested), tied weights stored once, and
-    features not used here; what it raises is untouched.
-    """
-    logger = logging.getLogger("modelopt")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), quiet_transformers():
-            warnings.simplefilter("ignore")
-            return call()
-    finally:
-        logger.setLevel(level)
 
 
 def _tokenizer(path: Path, trust_remote_code: bool) -> Any:
