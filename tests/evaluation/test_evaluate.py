@@ -215,6 +215,9 @@ def test_the_estimate_is_measured(tiny_tokenizer, source, tmp_path) -> None:
     run(engine, source, tmp_path / "run", tasks="aime22", max_new_tokens=2000, repeats=3, reporter=reporter)
     (line,) = [line for line in reporter.infos if "documents x" in line]
     assert re.search(r"^4 documents x 3 repeats x \d+ tokens: \d+ tokens at most; at [\d.]+ tokens/s, measured", line)
+    assert not any("to go" in info for info in reporter.infos)  # 12 samples are too few to look twice
+    run(SeededEngine(tiny_tokenizer), source, tmp_path / "longer", tasks="aime", repeats=2, reporter=reporter)
+    assert re.search(r"^3 samples took \d+ s: about \d+ s to go$", reporter.infos[-1])
     assert len(engine.requests) == 12 and len(list(read_samples(tmp_path / "run"))) == 12
 
 

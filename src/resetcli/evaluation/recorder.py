@@ -49,6 +49,7 @@ class RunRecorder:
         self.advance: Callable[[int], None] = lambda n: None
         self.made = self.tokens = 0
         self.seconds = 0.0
+        self._second_look = self._left = 0
         self._started = time.perf_counter()
 
     def known(self, job: Job) -> Mapping[str, Any] | None:
@@ -72,16 +73,20 @@ class RunRecorder:
             line += f", of which {len(jobs)} samples are left to make"
         line += f": {most} tokens at most"
         if (speed := self._probe(jobs, most)) is not None:
-            line += f"; at {speed:.1f} tokens/s, measured just now, {duration(most / speed)} if every sample runs to "
-            line += "its limit, less if they end before"
+            line += f"; at {speed:.1f} tokens/s, measured just now on a full batch of short texts, "
+            line += f"{duration(most / speed)} if every sample ran to its limit at that speed"
         self.reporter.info(line)
+        # Long texts and a batch that runs empty are slower than the probe, so the first samples speak once more.
+        self._second_look = max(self.engine.info.batch_size, len(jobs) // 10) if len(jobs) > 20 else 0
+        self._left = len(jobs)
         self._started = time.perf_counter()
 
     def _probe(self, jobs: Sequence[Job], most: int) -> float | None:
-        """Tokens/s of a first batch of these prompts for a few tokens, prefill apart; None where it would not pay."""
+        """Tokens/s of a first batch of these prompts, prefill apart, at a cost of a twentieth of the run or four tokens
+        each, whichever is more; None where samples are too short to time."""
         batch = jobs[: self.engine.info.batch_size]
-        steps = min(PROBE_TOKENS, *(job.limit for job in batch))
-        if steps < 2 or most < 20 * steps * len(batch):
+        steps = min(PROBE_TOKENS, max(4, most // (20 * len(batch))), *(job.limit for job in batch))
+        if steps < 2:
             return None
         moments: list[float] = []
         requests = [Request(f"probe/{i}", job.ids, job.seed, steps, ignore_eos=True) for i, job in enumerate(batch)]
@@ -89,7 +94,7 @@ class RunRecorder:
         for _ in self.engine.generate(requests, policy, on_token=lambda event: moments.append(time.perf_counter())):
             pass
         # Prompts are read one after the other before the batch is full, so the last token's steps tell the speed.
-        last = moments[-len(batch) * (steps // 2) :]
+        last = moments[-len(batch) * (steps // 2) - 1 :]
         spent = last[-1] - last[0] if len(last) > 1 else 0.0
         return (len(last) - 1) / spent if spent > 0 else None
 
@@ -120,6 +125,10 @@ class RunRecorder:
         self.made += 1
         self.tokens += n_tokens
         self.seconds = time.perf_counter() - self._started
+        self._left -= 1
+        if self.made == self._second_look:
+            rest = self._left * self.seconds / self.made
+            self.reporter.info(f"{self.made} samples took {duration(self.seconds)}: about {duration(rest)} to go")
         self.advance(1)
         return self.folder.samples[(job.task, job.doc_id, job.repeat)]
 
