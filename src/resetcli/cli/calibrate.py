@@ -1,0 +1,177 @@
+"""``reset calibrate``: parses, gathers problems and engines, prints what calibration found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from resetcli.base.errors import UsageError
+from resetcli.cli import options as o
+from resetcli.cli.loading import MAX_NEW_TOKENS, EngineChoice, PolicyOptions, load
+from resetcli.cli.output import Output, table
+
+EMBEDDED_MAX_NEW_TOKENS = 512
+
+
+def calibrate(
+    checkpoint: o.Checkpoint = None,
+    output: o.Output = None,
+    problems: o.Problems = None,
+    data_dir: o.DataDir = None,
+    percentile: Annotated[
+        float, typer.Option("--percentile", metavar="Q", help="Percentile of the entropies that becomes tau_0.")
+    ] = 80.0,
+    max_new_tokens: o.MaxNewTokens = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="MODEL", help="BF16 model that reads the same tokens, to show what moved."),
+    ] = None,
+    select_t_low: Annotated[
+        str | None,
+        typer.Option("--select-t-low", metavar="T,T", help="Choose T_low among these by avg@k on held-out problems."),
+    ] = None,
+    select_problems: Annotated[
+        int, typer.Option("--select-problems", min=1, metavar="N", help="Held-out problems for --select-t-low.")
+    ] = 8,
+    tasks: Annotated[
+        str | None,
+        typer.Option("--tasks", metavar="A,B", help="Keep that T_low for these tasks only; left out: for all."),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, metavar="K", help="Samples of each held-out problem (avg@K).")
+    ] = 4,
+    t_low: o.TLow = None,
+    t_high: o.THigh = None,
+    window: o.Window = None,
+    top_p: o.TopP = None,
+    engine: o.Engine = "transformers",
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    batch_size: o.BatchSize = 8,
+    batch_invariant: o.BatchInvariant = None,
+    activations: o.Activations = "w4a4",
+    trust_remote_code: o.TrustRemoteCode = False,
+    seed: o.Seed = 0,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    debug: o.Debug = False,
+) -> None:
+    """tau_0 (and T_low on request) from calibration problems; writes reset_config.json.
+
+    Problems are NuminaMath-1.5 from the hub, a local file or folder, or, for the embedded model offline, problems of
+    our own. --t-low, --t-high, --window and --top-p are stored with tau_0; the answers themselves are drawn by policy
+    fixed at T=0.6, top-p 0.95. A BF16 model needs -o: nothing is ever written into it.
+
+    \b
+    Examples:
+      reset calibrate
+      reset calibrate --problems 5 --data-dir data --compare Qwen/Qwen3-8B
+    """
+    out = Output(json=json, quiet=quiet, debug=debug)
+    reporter = out.reporter
+    PolicyOptions(t_low=t_low, t_high=t_high, window=window, top_p=top_p)
+    runs = EngineChoice(engine, device, dtype, batch_size, batch_invariant, activations, trust_remote_code)
+    from resetcli.calibration import tau0
+    from resetcli.calibration.compare import compare_entropies, render_comparison
+    from resetcli.calibration.record import config_directory, save_calibration
+    from resetcli.calibration.t_low import parse_t_lows
+    from resetcli.data.problems import load_calibration_problems
+    from resetcli.data.sources import DataSource
+    from resetcli.evaluation.tasks import TASKS, resolve_tasks
+
+    if not 0 < percentile < 100:
+        raise UsageError(f"--percentile must be between 0 and 100, not {percentile:g}")
+    candidates = parse_t_lows(select_t_low) if select_t_low is not None else None
+    if tasks is not None and candidates is None:
+        raise UsageError("--tasks says what --select-t-low is for; give that too, or leave --tasks out")
+    # The held-out problems are mathematical, so that is what the choice is known for.
+    named = resolve_tasks(tasks) if tasks is not None else [spec for spec in TASKS.values() if spec.kind == "math"]
+    count, file = _problems(problems)
+    data = file if file is not None else DataSource.resolve(data_dir)
+
+    def chosen(n: int | None, own: bool) -> Any:
+        return load_calibration_problems(data, n, seed, own_if_offline=own, reporter=reporter)
+
+    # Local problems are read before a checkpoint may have to be made.
+    local = file is not None or (isinstance(data, DataSource) and data.data_dir is not None)
+    picked = chosen(count, False) if local else None
+    model = load(checkpoint, reporter)
+    target = config_directory(model.path, nvfp4=model.nvfp4, output=output)
+    picked = picked or chosen(count, model.embedded)
+    bf16 = load(compare, reporter) if compare is not None else None
+    limit = max_new_tokens or (EMBEDDED_MAX_NEW_TOKENS if model.embedded else MAX_NEW_TOKENS)
+
+    opened = runs.opener(model, reporter)()
+    try:
+        result = tau0.calibrate(
+            opened, picked, percentile=percentile, max_new_tokens=limit, seed=seed, reporter=reporter
+        )  # fmt: skip
+        choice = None
+        if candidates is not None:
+            choice = _select(
+                opened, result, lambda n: chosen(n, model.embedded), candidates,
+                task=tasks or "mathematics", count=select_problems, repeats=repeats, limit=limit, seed=seed,
+                reporter=reporter,
+            )  # fmt: skip
+    finally:
+        opened.close()
+    moved = None
+    if bf16 is not None:
+        other = runs.opener(bf16, reporter)()
+        try:
+            moved = compare_entropies(result, other, reporter=reporter)
+        finally:
+            other.close()
+    by_task = {spec.name: choice.t_low for spec in named} if choice is not None else None
+    saved = save_calibration(
+        result, target,
+        t_low=choice.t_low if choice is not None and tasks is None else t_low,
+        t_high=t_high, window=window, top_p=top_p, t_low_by_task=by_task, compare=moved,
+        t_low_selection=[choice.to_json()] if choice is not None else None, reporter=reporter,
+    )  # fmt: skip
+    document = {**result.to_json(), "path": str(target / "reset_config.json"), "reset_config": saved.as_dict()}
+    document |= {"t_low_selection": choice.to_json()} if choice is not None else {}
+    document |= {"compare": moved} if moved is not None else {}
+
+    def text() -> str:
+        parts = [result.render(unicode=out.unicode)]
+        if choice is not None:
+            parts.append(table(("T_low", f"avg@{choice.repeats}"), [[f"{t:g}", s] for t, s in choice.scores.items()]))
+            parts.append(f"T_low {choice.t_low:g} for {choice.task}")
+        if moved is not None:
+            parts.append(render_comparison(moved))
+        parts.append(f"wrote {target / 'reset_config.json'}")
+        return "\n".join(parts)
+
+    out.result(document, text)
+
+
+def _problems(value: str | None) -> tuple[int | None, Path | None]:
+    """``--problems``: a number or a file."""
+    if value is None:
+        return None, None
+    try:
+        number = int(value)
+    except ValueError:
+        return None, Path(value).expanduser()
+    if number < 1:
+        raise UsageError(f"--problems must be at least 1, not {number}")
+    return number, None
+
+
+def _select(engine: Any, result: Any, chosen: Any, candidates: list[float], *, task: str, count: int, repeats: int,
+            limit: int, seed: int, reporter: Any) -> Any:  # fmt: skip
+    """T_low by trial on problems that tau_0 did not use, judged by the evaluation's own scoring."""
+    from resetcli.calibration.t_low import held_out, select_t_low
+    from resetcli.evaluation.scoring.score import score_output
+    from resetcli.policy.settings import PolicySettings
+
+    questions, answers = held_out(chosen, [answer.problem_id for answer in result.answers], count)
+    settings = PolicySettings(name="reset", tau_0=result.tau_0, tau_0_source="reset_config.json")
+    return select_t_low(
+        engine, questions, answers, candidates, task=task, settings=settings,
+        score=lambda text, target, finish: score_output("math", text, target, finish).score,
+        repeats=repeats, max_new_tokens=limit, seed=seed, reporter=reporter,
+    )  # fmt: skip
