@@ -8,7 +8,7 @@ from torch import nn
 
 from resetcli.engines import packing
 
-pytestmark = pytest.mark.skipif(not packing.available(), reason="this torch build has no oneDNN")
+pytestmark = pytest.mark.skipif(not packing.available(), reason="this torch build has no MKL")
 
 
 class Block(nn.Module):

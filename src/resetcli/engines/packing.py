@@ -1,10 +1,10 @@
-"""CPU linear layers for decoding: weights packed once for oneDNN, one product for layers that share an input.
+"""CPU linear layers for decoding: weights packed once for MKL, one product for layers that share an input.
 
-Why: at 1 to 8 rows a float32 product is bound by reading the weights. MKL's general matrix product repacks
-them at every call (batch 8 costs 2.3 times batch 1); oneDNN's inner product on weights packed ahead costs
-1.4 times, and from 2 rows on each row's result is bit-equal whatever the number of rows and wherever
-the row stands. The engine therefore pads a lone request to 2 rows; `rows_are_invariant` checks the claim on this
-machine for each shape at start, because a library may choose otherwise elsewhere.
+Why: at 1 to 8 rows a float32 product is bound by reading the weights, and MKL's general matrix product repacks
+them at every call. On weights packed ahead, a single row costs what torch's matrix-vector product costs, 8 rows
+cost half as much as before, and each row's result is bit-equal whatever the number of rows and wherever the row
+stands (packed for two rows or more; torch's own products choose another kernel for one row). `settle_rows` checks
+the claim on this machine for each shape, because a library may choose otherwise elsewhere.
 
 q/k/v and gate/up read the same activations with the same input scale: they are quantized once and multiplied by one
 stacked weight. The model's own forward stays as it is: the first layer of a group computes all, the others take
@@ -27,12 +27,12 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def available() -> bool:
-    """Whether this torch build has oneDNN's packed inner product."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Whether this torch build has MKL's packed product."""
+    return torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
 
 
 class PackedWeight:
-    """A float32 weight [N, K] in oneDNN's blocked layout; ``rows_hint`` is the row count it is packed for.
+    """A float32 weight [N, K] in MKL's packed layout; ``rows_hint`` >= 2 is the row count it is packed for.
 
     ``pad_lone_row``: a single row is computed as two, because one row alone would take another kernel.
     """
@@ -41,16 +41,21 @@ class PackedWeight:
         self.n, self.k = weight.shape
         self.bias = bias
         self.pad_lone_row = False
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().float().contiguous(), rows_hint)
+        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().float().contiguous(), max(rows_hint, 2))
+        # The operation asks the dense weight for its shape alone; this one has no storage to speak of.
+        self._shape_only = torch.zeros(1, 1).expand(self.n, self.k)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32 [..., K] to [..., N]."""
         flat = x.reshape(-1, self.k)
-        if self.pad_lone_row and flat.shape[0] == 1:
-            out = torch.ops.mkldnn._linear_pointwise(flat.repeat(2, 1), self.packed, self.bias, "none", [], "")[:1]
-        else:
-            out = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
-        return out.view(*x.shape[:-1], self.n)
+        rows = flat.shape[0]
+        if rows == 1 and self.pad_lone_row:
+            return self._product(flat.repeat(2, 1), 2)[:1].view(*x.shape[:-1], self.n)
+        return self._product(flat, rows).view(*x.shape[:-1], self.n)
+
+    def _product(self, flat: torch.Tensor, rows: int) -> torch.Tensor:
+        # Naming the rows at hand as those it was packed for is what selects the packed product.
+        return torch.ops.mkl._mkl_linear(flat, self.packed, self._shape_only, self.bias, rows)
 
 
 class SharedInput:
