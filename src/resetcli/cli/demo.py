@@ -16,6 +16,10 @@ from resetcli.cli.eval import percent
 from resetcli.cli.loading import EngineChoice, PolicyOptions, load
 from resetcli.cli.output import Output, table
 
+CALIBRATION_TOKENS = 256
+"""Limit of a calibration answer here; `reset calibrate` itself gives the embedded model 512."""
+
+ANSWER_TOKENS = 128
 PROMPT = "A shop sells apples at 3 dollars each. How much do 7 apples cost? Explain step by step."
 
 
@@ -25,10 +29,10 @@ def demo(
     ] = Path("reset-demo"),
     problems: Annotated[int, typer.Option("--problems", min=2, metavar="N", help="Calibration problems.")] = 5,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Evaluation problems.")] = 24,
-    repeats: o.Repeats = 1,
+    repeats: o.Repeats = 4,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, metavar="N", help="An answer's limit.")
-    ] = 128,
+        int, typer.Option("--max-new-tokens", min=1, metavar="N", help="Limit of an evaluated answer.")
+    ] = 48,
     device: o.Device = None,
     seed: o.Seed = 0,
     json: o.Json = False,
@@ -43,7 +47,7 @@ def demo(
     \b
     Examples:
       reset demo
-      reset demo --limit 4 --max-new-tokens 64
+      reset demo --limit 8 --repeats 1
     """
     out = Output(json=json, quiet=quiet, debug=debug)
     runs = EngineChoice(device=device, batch_size=8)
@@ -51,8 +55,8 @@ def demo(
     folder = _fresh(output)
     checkpoint, quantized = _quantize(out, folder, device, seed)
     document: dict[str, Any] = {"folder": str(folder), "quantize": quantized}
-    document["calibrate"] = _calibrate(out, checkpoint, runs, problems, max_new_tokens, seed)
-    document["generate"] = _generate(out, checkpoint, runs, max_new_tokens, seed)
+    document["calibrate"] = _calibrate(out, checkpoint, runs, problems, seed)
+    document["generate"] = _generate(out, checkpoint, runs, seed)
     document["eval"] = _evaluate(out, checkpoint, runs, folder, limit, repeats, max_new_tokens, seed)
     document["seconds"] = time.monotonic() - started
     out.result(document, lambda: _summary(document))
@@ -94,7 +98,7 @@ def _quantize(out: Output, folder: Path, device: str | None, seed: int) -> tuple
     return path, report
 
 
-def _calibrate(out: Output, path: Path, runs: EngineChoice, problems: int, limit: int, seed: int) -> dict[str, Any]:
+def _calibrate(out: Output, path: Path, runs: EngineChoice, problems: int, seed: int) -> dict[str, Any]:
     from resetcli.calibration.record import config_directory, save_calibration
     from resetcli.calibration.tau0 import calibrate
     from resetcli.data.problems import own_problems
@@ -105,7 +109,7 @@ def _calibrate(out: Output, path: Path, runs: EngineChoice, problems: int, limit
     engine = runs.opener(model, out.reporter)()
     try:
         result = calibrate(
-            engine, own_problems(problems, seed), max_new_tokens=limit, seed=seed, reporter=out.reporter
+            engine, own_problems(problems, seed), max_new_tokens=CALIBRATION_TOKENS, seed=seed, reporter=out.reporter
         )  # fmt: skip
     finally:
         engine.close()
@@ -115,7 +119,7 @@ def _calibrate(out: Output, path: Path, runs: EngineChoice, problems: int, limit
     return result.to_json()
 
 
-def _generate(out: Output, path: Path, runs: EngineChoice, limit: int, seed: int) -> dict[str, Any]:
+def _generate(out: Output, path: Path, runs: EngineChoice, seed: int) -> dict[str, Any]:
     from resetcli.cli.generate import Session
 
     _title(out, "reset generate: one answer under policy reset")
@@ -123,7 +127,7 @@ def _generate(out: Output, path: Path, runs: EngineChoice, limit: int, seed: int
     settings = model.settings(PolicyOptions(), out.reporter)
     engine = runs.opener(model, out.reporter)()
     try:
-        session = Session(out, engine, model, settings, seed=seed, max_new_tokens=limit)
+        session = Session(out, engine, model, settings, seed=seed, max_new_tokens=ANSWER_TOKENS)
         if not out.json:
             out.write(f"{PROMPT}\n\n")
         document = session.answer([{"role": "user", "content": PROMPT}], 0, None)
@@ -158,17 +162,17 @@ def _summary(document: dict[str, Any]) -> str:
         task = run["results"]["own"]
         low, high = task["ci95"]
         rows.append([
-            policy, task["n"], percent(task["avg@k"]), f"{percent(low)} to {percent(high)}", percent(task["truncated"]),
-            f"{task['tokens_mean']:.0f}", f"{run['timing']['tokens_per_s']:.1f}",
+            policy, task["n"], task["repeats"], percent(task["avg@k"]), f"{percent(low)} to {percent(high)}",
+            percent(task["truncated"]), f"{task['tokens_mean']:.0f}", f"{run['timing']['tokens_per_s']:.1f}",
         ])  # fmt: skip
     generated = document["generate"]
     return "\n".join(
         [
-            table(("policy", "n", "avg@k", "95 % interval", "truncated", "tokens", "tokens/s"), rows),
+            table(("policy", "n", "k", "avg@k", "95 % interval", "truncated", "tokens", "tokens/s"), rows),
             "",
             f"tau_0     {document['calibrate']['tau_0']:.4f} nats",
             f"decoding  {generated['tokens_per_s']:.1f} tokens/s for one request",
-            "scores    " + ", ".join(f"{row[0]} {row[2]} ({row[3]})" for row in rows),
+            "scores    " + ", ".join(f"{row[0]} {row[3]} ({row[4]})" for row in rows),
             f"time      {document['seconds']:.0f} s, everything in {document['folder']}",
             "",
             'Next: reset generate -p "What is 17 * 23?"   reset inspect   reset eval --tasks own',

@@ -24,6 +24,8 @@ from resetcli.data.sources import DataSource, text_field
 DEFAULT_COUNT = 5
 OWN_NAME = "resetcli own problems"
 OWN_FILE = Path(__file__).parent / "own_problems.jsonl"
+EASY_FILE = Path(__file__).parent / "easy_problems.jsonl"
+"""Problems for the task ``own``: easy enough that a 135-million-parameter model in 4 bit gets some of them right."""
 NO_ANSWER = frozenset({"", "proof", "notfound"})
 """What NuminaMath-1.5 writes where there is no answer to compare with."""
 
@@ -89,6 +91,12 @@ def load_calibration_problems(
 def own_problems(n: int | None = None, seed: int = 0) -> ProblemSet:
     """``n`` of the simple problems that were written for this package; all have answers."""
     return _choose(_parse([OWN_FILE]), n, seed, _sha256([OWN_FILE]), OWN_NAME)
+
+
+def easy_problems() -> ProblemSet:
+    """All problems of the task ``own``, which also were written for this package; all have answers."""
+    rows = _parse([EASY_FILE])
+    return _choose(rows, len(rows), 0, _sha256([EASY_FILE]), "resetcli easy problems")
 
 
 def _from_source(source: DataSource, n: int | None, seed: int) -> ProblemSet:

@@ -6,7 +6,7 @@ import itertools
 import re
 from typing import Any
 
-from resetcli.data.problems import OWN_FILE, own_problems
+from resetcli.data.problems import easy_problems
 from resetcli.data.sources import DataSource, load_task_rows, load_wikitext
 
 
@@ -20,7 +20,7 @@ def documents(name: str, source: DataSource) -> tuple[list[dict[str, Any]], str]
         text, sha256, _ = load_wikitext(source)
         return [{"doc_id": str(i), "text": part} for i, part in enumerate(articles(text))], sha256
     if name == "own":
-        own = own_problems(len(OWN_FILE.read_text(encoding="utf-8").splitlines()))
+        own = easy_problems()
         rows = zip(own.ids, own.problems, own.answers, strict=True)
         return [{"doc_id": str(i), "problem": p, "target": a, "alt_answers": []} for i, p, a in rows], own.sha256
     data = load_task_rows(name, source)
