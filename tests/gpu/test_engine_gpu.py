@@ -75,14 +75,14 @@ def test_requests_come_and_go(tiny_checkpoint):
 
 def test_nan_fails_one_and_leaves_no_trace(tiny_checkpoint):
     engine = open_engine(EngineOptions(tiny_checkpoint, batch_size=2, dtype="float32"))
+    model = engine.runner.model
+    # Untied, before any graph holds the old weight: a NaN row of lm_head would fail every request.
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     settings = PolicySettings(name="fixed", temperature=1.0)
     good = Request("good", (5, 6, 7, 8), 1, 30, ignore_eos=True)
     clean = next(iter(engine.generate([good], settings))).token_ids
     used = {5, 6, 7, 8, *clean}
     poison = next(t for t in range(engine.info.vocab_size) if t not in used)
-    model = engine.runner.model
-    # Untied first: a NaN row of lm_head would fail every request.
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     with torch.no_grad():
         model.get_input_embeddings().weight[poison] = torch.nan
     bad = Request("bad", (5, poison), 2, 30, ignore_eos=True)
