@@ -111,7 +111,7 @@ class Output:
 
     def __init__(self, *, json: bool, quiet: bool, debug: bool):
         self.json = json
-        self.reporter = RichReporter(quiet=quiet or (json and not sys.stderr.isatty()))
+        self.reporter = RichReporter(quiet=quiet)
         self.stream = _keep_stdout()
         if not debug:
             _hush()
