@@ -1,4 +1,4 @@
-"""The examples run as they are: the trace reader on a tiny model, the others on the embedded model where it is."""
+"""The trace reader as it is, on traces of a tiny model; the other examples are in test_quickstart."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from resetcli.models.embedded import embedded_available
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -60,21 +56,3 @@ def test_trace_reader_sees_a_wrong_temperature(tmp_path) -> None:
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ran = run(EXAMPLES / "read_trace.py", tmp_path / "t.jsonl", cwd=tmp_path)
     assert ran.returncode == 1 and "1 temperatures differ" in ran.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["first_steps.py", "compare_policies.py", "first_steps.ipynb"])
-def test_examples_on_the_embedded_model(tmp_path, name) -> None:
-    there, why = embedded_available()
-    if not there:
-        pytest.skip(why)
-    path = EXAMPLES / name
-    if path.suffix == ".ipynb":
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        source = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-        path = tmp_path / "notebook.py"
-        path.write_text(source, encoding="utf-8")
-    ran = run(path, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "cooled" in ran.stdout
-    assert [item.name for item in tmp_path.iterdir() if item.name != "notebook.py"] == []
