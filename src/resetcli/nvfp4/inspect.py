@@ -96,9 +96,7 @@ def _quantized_part(checkpoint: Checkpoint) -> dict[str, Any]:
         "quantized_layers": len(layers),
         "weight_only": checkpoint.weight_only,
         "ignored": list(checkpoint.ignored),
-        "shapes": [
-            {"kind": kind, "n": n, "k": k, "count": count} for (kind, n, k), count in sorted(kinds.items())
-        ],
+        "shapes": [{"kind": kind, "n": n, "k": k, "count": count} for (kind, n, k), count in sorted(kinds.items())],
         "scales": {
             "block": {
                 "min": float(present.min()),

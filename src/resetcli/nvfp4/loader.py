@@ -74,9 +74,7 @@ def load_nvfp4(
     A weight-only checkpoint is loaded as "w4a16" whatever ``activations`` says, with a warning to ``reporter``.
     """
     reporter = reporter or Reporter()
-    checkpoint = (
-        path if isinstance(path, Checkpoint) else Checkpoint.open(path, trust_remote_code=trust_remote_code)
-    )
+    checkpoint = path if isinstance(path, Checkpoint) else Checkpoint.open(path, trust_remote_code=trust_remote_code)
     for note in checkpoint.notes:
         reporter.info(f"{checkpoint.path.name}: {note}")
     if activations == "w4a4" and checkpoint.weight_only:

@@ -104,7 +104,7 @@ def read_metadata(path: Path, config: dict[str, Any]) -> Metadata | None:
         whole = read_json(path / "hf_quant_config.json")
         details = whole.get("quantization") if isinstance(whole, dict) else None
         if not isinstance(details, dict):
-            raise ResetError(f"{path / 'hf_quant_config.json'} has no \"quantization\" object; restore or delete it")
+            raise ResetError(f'{path / "hf_quant_config.json"} has no "quantization" object; restore or delete it')
         return Metadata(
             MODELOPT,
             str(details.get("quant_algo")),
