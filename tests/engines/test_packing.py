@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from resetcli.engines import packing
+from resetcli.nvfp4 import codec
+from resetcli.nvfp4.linear import NVFP4Linear
 
 pytestmark = pytest.mark.skipif(not packing.available(), reason="this torch build has no MKL")
 
@@ -34,7 +36,7 @@ def test_packed_block_equals_dense(bias, rows):
     x = torch.randn(rows, 1, 64)
     with torch.inference_mode():
         want = block(x)
-        weights = packing.pack_model(block, 8)
+        weights = packing.pack_model(block)
         got = block(x)
         again = block(torch.randn(rows, 1, 64))
         same = block(x)
@@ -45,7 +47,7 @@ def test_packed_block_equals_dense(bias, rows):
 
 def test_order_of_calls_and_recycled_inputs():
     torch.manual_seed(0)
-    shared = packing.SharedInput([nn.Linear(32, 8), nn.Linear(32, 8)], 8)
+    shared = packing.SharedInput([nn.Linear(32, 8), nn.Linear(32, 8)])
     a, b = torch.randn(2, 32), torch.randn(2, 32)
     with torch.inference_mode():
         first = shared.part(1, a)
@@ -58,7 +60,7 @@ def test_order_of_calls_and_recycled_inputs():
 
 def test_rows_keep_their_bits():
     torch.manual_seed(0)
-    weights = [packing.PackedWeight(torch.randn(n, k), None, 8) for n, k in [(96, 64), (64, 1536), (512, 64)]]
+    weights = [packing.PackedWeight(torch.randn(n, k), None) for n, k in [(96, 64), (64, 1536), (512, 64)]]
     assert packing.settle_rows(weights, 16)
     for weight in weights:
         x = torch.randn(9, weight.k)
@@ -67,12 +69,59 @@ def test_rows_keep_their_bits():
             assert torch.equal(weight(x[:rows].contiguous()), whole[:rows])
 
 
+def test_an_nvfp4_layer_is_packed_in_float16_without_rounding():
+    torch.manual_seed(0)
+    weight = torch.randn(80, 64) * torch.logspace(-6, 6, 80, base=2)[:, None]
+    scale = codec.global_scale_of(weight)
+    layers = [NVFP4Linear(64, 48, bias=True, dtype=torch.float32), NVFP4Linear(64, 32)]
+    for layer, part in zip(layers, weight.split([48, 32]), strict=True):
+        layer.weight, layer.weight_scale = codec.quantize(part, scale)
+        layer.weight_scale_2, layer.input_scale = scale, torch.tensor(0.01)
+    layers[0].bias = nn.Parameter(torch.randn(48))
+    x = torch.randn(7, 1, 64)
+    with torch.inference_mode():
+        want = torch.cat(
+            [
+                nn.functional.linear(layer.quantize_input(x).double(), layer.dequantized_weight(torch.float32).double())
+                for layer in layers
+            ],
+            -1,
+        )
+        want[..., :48] += layers[0].bias
+        shared = packing.SharedInput(layers)
+        assert isinstance(shared.weight, packing.HalfWeight) == packing.half_available()
+        got = torch.cat([shared.part(0, x), shared.part(1, x)], -1)
+        assert packing.settle_rows([shared.weight], 16)
+    bound = 2e-6 * want.abs().amax((0, 1))
+    assert ((got - want).abs() <= bound).all()
+
+
+def test_float16_is_refused_where_it_would_round():
+    with pytest.raises(ValueError, match="not exact"):
+        packing.HalfWeight(torch.full((16, 16), 1 / 3), None, 1.0)
+
+
+def test_layers_with_scales_of_their_own_are_packed_in_float32():
+    torch.manual_seed(0)
+    layers = [NVFP4Linear(32, 16), NVFP4Linear(32, 16)]
+    for layer, size in zip(layers, (1.0, 8.0), strict=True):
+        weight = torch.randn(16, 32) * size
+        layer.weight_scale_2, layer.input_scale = codec.global_scale_of(weight), torch.tensor(0.01)
+        layer.weight, layer.weight_scale = codec.quantize(weight, layer.weight_scale_2)
+    shared = packing.SharedInput(layers)
+    assert type(shared.weight) is packing.PackedWeight
+    x = torch.randn(3, 32)
+    with torch.inference_mode():
+        for index, layer in enumerate(layers):
+            torch.testing.assert_close(shared.part(index, x), layer(x), atol=1e-4, rtol=1e-5)
+
+
 def test_a_lone_row_that_differs_is_padded():
     class Lone(packing.PackedWeight):
         def __call__(self, x):
             return super().__call__(x) * (1 + 1e-6 * (x.shape[0] == 1 and not self.pad_lone_row))
 
-    weight = Lone(torch.randn(64, 32), None, 8)
+    weight = Lone(torch.randn(64, 32), None)
     assert packing.settle_rows([weight], 8) and weight.pad_lone_row
 
 
@@ -81,7 +130,7 @@ def test_a_weight_that_depends_on_rows_is_noticed():
         def __call__(self, x):
             return super().__call__(x) * (1 + 1e-6 * (x.shape[0] == 5))
 
-    assert not packing.settle_rows([Drifting(torch.randn(64, 32), None, 8)], 8)
+    assert not packing.settle_rows([Drifting(torch.randn(64, 32), None)], 8)
 
 
 def test_fused_norms_have_the_same_bits():

@@ -1,10 +1,16 @@
-"""CPU linear layers for decoding: weights packed once for MKL, one product for layers that share an input.
+"""CPU linear layers for decoding: weights packed once, one product for layers that share an input.
 
-Why: at 1 to 8 rows a float32 product is bound by reading the weights, and MKL's general matrix product repacks
-them at every call. On weights packed ahead, a single row costs what torch's matrix-vector product costs, 8 rows
-cost half as much as before, and each row's result is bit-equal whatever the number of rows and wherever the row
-stands (packed for two rows or more; torch's own products choose another kernel for one row). `settle_rows` checks
-the claim on this machine for each shape, because a library may choose otherwise elsewhere.
+Why: at 1 to 8 rows a product is bound by reading the weights, and torch's general product repacks them at every call.
+
+- NVFP4 weights: an E2M1 code times its E4M3 scale has at most 6 significant bits, so the weight without its global
+  scale is exact in float16. FBGEMM multiplies float32 rows by float16 weights with float32 sums: half the bytes, and
+  no rounding of the weight; the global scale goes onto the result.
+- Other weights (BF16 models, lm_head), where float16 would round: MKL's product on float32 weights packed ahead. A
+  single row costs what torch's matrix-vector product costs, 8 rows half of torch's product.
+
+In both, each row's result is bit-equal whatever the number of rows and wherever the row stands (torch's own products
+choose another kernel for one row). `settle_rows` checks the claim on this machine for each shape, because a library
+may choose otherwise elsewhere.
 
 q/k/v and gate/up read the same activations with the same input scale: they are quantized once and multiplied by one
 stacked weight. The model's own forward stays as it is: the first layer of a group computes all, the others take
@@ -20,10 +26,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from resetcli.nvfp4 import codec
 from resetcli.nvfp4.linear import NVFP4Linear
 
 Layer = nn.Linear | NVFP4Linear
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+ROWS_HINT = 8
+"""Rows that weights are packed for, the same for every batch size: another packing could round otherwise."""
 
 
 def available() -> bool:
@@ -31,47 +42,69 @@ def available() -> bool:
     return torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
 
 
+def half_available() -> bool:
+    """Whether this torch build has FBGEMM's product on float16 weights."""
+    return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
+
+
 class PackedWeight:
-    """A float32 weight [N, K] in MKL's packed layout; ``rows_hint`` >= 2 is the row count it is packed for.
+    """A weight [N, K] in MKL's packed float32 layout.
 
     ``pad_lone_row``: a single row is computed as two, because one row alone would take another kernel.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows_hint: int):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         self.n, self.k = weight.shape
         self.bias = bias
         self.pad_lone_row = False
-        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().float().contiguous(), max(rows_hint, 2))
+        self._pack(weight)
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.detach().float().contiguous(), ROWS_HINT)
         # The operation asks the dense weight for its shape alone; this one has no storage to speak of.
         self._shape_only = torch.zeros(1, 1).expand(self.n, self.k)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32 [..., K] to [..., N]."""
         flat = x.reshape(-1, self.k)
-        rows = flat.shape[0]
-        if rows == 1 and self.pad_lone_row:
-            return self._product(flat.repeat(2, 1), 2)[:1].view(*x.shape[:-1], self.n)
-        return self._product(flat, rows).view(*x.shape[:-1], self.n)
+        if self.pad_lone_row and flat.shape[0] == 1:
+            return self._product(flat.repeat(2, 1))[:1].view(*x.shape[:-1], self.n)
+        return self._product(flat).view(*x.shape[:-1], self.n)
 
-    def _product(self, flat: torch.Tensor, rows: int) -> torch.Tensor:
+    def _product(self, flat: torch.Tensor) -> torch.Tensor:
         # Naming the rows at hand as those it was packed for is what selects the packed product.
-        return torch.ops.mkl._mkl_linear(flat, self.packed, self._shape_only, self.bias, rows)
+        return torch.ops.mkl._mkl_linear(flat, self.packed, self._shape_only, self.bias, flat.shape[0])
+
+
+class HalfWeight(PackedWeight):
+    """A weight [N, K] = ``scale`` * ``weight`` with ``weight`` exact in float16, packed by FBGEMM.
+
+    Raises:
+        ValueError: ``weight`` is not exact in float16.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, scale: float):
+        if not torch.equal(weight.half().float(), weight):
+            raise ValueError("the weight is not exact in float16")
+        self.scale = scale
+        super().__init__(weight, bias)
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
+
+    def _product(self, flat: torch.Tensor) -> torch.Tensor:
+        out = torch.ops.quantized.linear_dynamic_fp16(flat, self.packed).mul_(self.scale)
+        return out if self.bias is None else out.add_(self.bias)
 
 
 class SharedInput:
     """Layers applied to one and the same tensor: one activation quantization, one product, parts handed out."""
 
-    def __init__(self, layers: Sequence[Layer], rows_hint: int):
+    def __init__(self, layers: Sequence[Layer]):
         first = layers[0]
         self.quantize = first.quantize_input if isinstance(first, NVFP4Linear) and first.activations == "w4a4" else None
-        weights = [_dense(layer) for layer in layers]
-        biases = [layer.bias for layer in layers]
-        bias = None
-        if any(b is not None for b in biases):
-            pairs = zip(weights, biases, strict=True)
-            bias = torch.cat([w.new_zeros(w.shape[0]) if b is None else b.detach().float() for w, b in pairs])
-        self.sizes = [w.shape[0] for w in weights]
-        self.weight = PackedWeight(weights[0] if len(weights) == 1 else torch.cat(weights), bias, rows_hint)
+        self.sizes = [layer.out_features for layer in layers]
+        self.weight = _packed(layers)
         self._input: torch.Tensor | None = None
         self._parts: dict[int, torch.Tensor] = {}
 
@@ -104,7 +137,7 @@ class PackedLinear(nn.Module):
         return self.shared.part(self.index, x)
 
 
-def pack_model(model: nn.Module, rows_hint: int) -> list[PackedWeight]:
+def pack_model(model: nn.Module) -> list[PackedWeight]:
     """Replace every Linear and NVFP4Linear of ``model`` by packed ones, in place; returns the packed weights.
 
     The dense weights are freed as it goes, except a tied embedding's, which lookups still need.
@@ -113,7 +146,7 @@ def pack_model(model: nn.Module, rows_hint: int) -> list[PackedWeight]:
     for parent in list(model.modules()):
         for names in _groups(parent):
             layers = [getattr(parent, name) for name in names]
-            shared = SharedInput(layers, rows_hint)
+            shared = SharedInput(layers)
             packed.append(shared.weight)
             for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
                 setattr(parent, name, PackedLinear(shared, index, layer.in_features, layer.out_features))
@@ -144,9 +177,30 @@ def _input_rule(layer: Layer) -> float | None:
     return layer.input_scale.item()
 
 
+def _packed(layers: Sequence[Layer]) -> PackedWeight:
+    """The layers' weights stacked and packed, in float16 where that is exact."""
+    bias = None
+    if any(layer.bias is not None for layer in layers):
+        zeros = [torch.zeros(layer.out_features) for layer in layers]
+        pairs = zip(zeros, layers, strict=True)
+        bias = torch.cat([zero if layer.bias is None else layer.bias.detach().float() for zero, layer in pairs])
+    scale = _global_scale(layers)
+    if scale is not None and half_available():
+        one = torch.ones(())
+        parts = [codec.dequantize(x.weight, x.weight_scale, one) for x in layers if isinstance(x, NVFP4Linear)]
+        return HalfWeight(torch.cat(parts), bias, scale)
+    return PackedWeight(torch.cat([_dense(layer) for layer in layers]), bias)
+
+
+def _global_scale(layers: Sequence[Layer]) -> float | None:
+    """The global scale that all layers share; None if there is none."""
+    scales = {layer.weight_scale_2.item() if isinstance(layer, NVFP4Linear) else None for layer in layers}
+    return scales.pop() if len(scales) == 1 else None
+
+
 def _dense(layer: Layer) -> torch.Tensor:
     if isinstance(layer, NVFP4Linear):
-        return layer.dequantized_weight(torch.float32)
+        return codec.dequantize(layer.weight, layer.weight_scale, layer.weight_scale_2)
     return layer.weight.detach().float()
 
 
@@ -157,10 +211,10 @@ def settle_rows(weights: list[PackedWeight], max_rows: int, seed: int = 0) -> bo
         Whether, for each distinct shape, a row keeps its bits from 1 to ``max_rows`` rows, in any position.
     """
     generator = torch.Generator().manual_seed(seed)
-    by_shape: dict[tuple[int, int], list[PackedWeight]] = {}
+    by_shape: dict[tuple[type, int, int], list[PackedWeight]] = {}
     for weight in weights:
-        by_shape.setdefault((weight.n, weight.k), []).append(weight)
-    for (_, k), alike in by_shape.items():
+        by_shape.setdefault((type(weight), weight.n, weight.k), []).append(weight)
+    for (_, _, k), alike in by_shape.items():
         first = alike[0]
         x = torch.randn(max(max_rows, 2), k, generator=generator)
         whole = first(x)

@@ -61,7 +61,7 @@ class ModelRunner:
         self._scratch = RaggedKV(shape, 1)
         self.rows_per_pass = slots
         if packed:
-            weights = packing.pack_model(model, rows_hint=min(slots, 8))
+            weights = packing.pack_model(model)
             packing.fuse_norms(model)
         # Products that are not packed choose kernels by row count: only a fixed row count keeps the bits.
         if invariant and not (packed and packing.settle_rows(weights, slots)):
