@@ -104,7 +104,7 @@ def run(work: Path, tokenizer_dir: Path, layers: int) -> dict[str, Any]:
         "peak_host_bytes": host,
         "check": report.get("check"),
         "quantized_layers": anatomy.get("quantized_layers") or anatomy.get("layers"),
-        "inspect": {k: v for k, v in anatomy.items() if isinstance(v, str | int | float | bool)},
+        "inspect": {k: v for k, v in anatomy.items() if k != "path" and isinstance(v, str | int | float | bool)},
         "tokens_per_s_torch_fallback": rates,
         "versions": versions() | {"cuda": torch.version.cuda},
     }

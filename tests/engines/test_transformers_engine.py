@@ -20,7 +20,7 @@ FIXED = PolicySettings(name="fixed", temperature=1.0)
 
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint):
-    return open_engine(EngineOptions(tiny_checkpoint, batch_size=8))
+    return open_engine(EngineOptions(tiny_checkpoint, device="cpu", batch_size=8))
 
 
 def request(engine, i: int, text: str | None = None, n: int = 24, **more) -> Request:
@@ -129,7 +129,7 @@ def test_requests_are_read_lazily(engine):
 
 
 def test_nan_fails_its_request_only(tiny_checkpoint):
-    engine = open_engine(EngineOptions(tiny_checkpoint, batch_size=4))
+    engine = open_engine(EngineOptions(tiny_checkpoint, device="cpu", batch_size=4))
     clean, _ = run(engine, [request(engine, i, n=12, ignore_eos=True) for i in range(4)])
     used = {t for c in clean.values() for t in c.token_ids} | {
         t for i in range(4) for t in request(engine, i).prompt_ids
@@ -225,14 +225,14 @@ def test_bad_options(tiny_checkpoint, change, message):
 
 def test_invariance_cannot_be_promised_in_bfloat16(tiny_checkpoint):
     with pytest.raises(ResetError, match="needs a CPU and float32"):
-        open_engine(EngineOptions(tiny_checkpoint, dtype="bfloat16", batch_invariant=True))
-    engine = open_engine(EngineOptions(tiny_checkpoint, dtype="bfloat16", batch_size=2))
+        open_engine(EngineOptions(tiny_checkpoint, device="cpu", dtype="bfloat16", batch_invariant=True))
+    engine = open_engine(EngineOptions(tiny_checkpoint, device="cpu", dtype="bfloat16", batch_size=2))
     assert not engine.info.batch_invariant
     assert len(run(engine, [request(engine, 1, n=5)])[0]) == 1
 
 
 def test_bf16_directory(tiny_model_dir):
-    engine = open_engine(EngineOptions(tiny_model_dir, batch_size=2))
+    engine = open_engine(EngineOptions(tiny_model_dir, device="cpu", batch_size=2))
     assert not engine.info.nvfp4 and engine.info.batch_invariant
     done, _ = run(engine, [request(engine, 1, n=8)], FIXED)
     assert done["r1"].n_tokens <= 8

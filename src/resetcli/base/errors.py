@@ -34,5 +34,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
     known = sorted(known)
     near: Sequence[str] = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return UsageError(f"unknown {kind} '{name}': {hint}(known: {', '.join(known)})")
+    hint = f": did you mean {' or '.join(near)}?" if near else ""
+    return UsageError(f"unknown {kind} '{name}'{hint} (known: {', '.join(known)})")

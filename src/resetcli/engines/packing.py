@@ -28,6 +28,7 @@ from torch import nn
 
 from resetcli.nvfp4 import codec
 from resetcli.nvfp4.linear import NVFP4Linear
+from resetcli.nvfp4.tables import TableQuantizer
 
 Layer = nn.Linear | NVFP4Linear
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -102,7 +103,9 @@ class SharedInput:
 
     def __init__(self, layers: Sequence[Layer]):
         first = layers[0]
-        self.quantize = first.quantize_input if isinstance(first, NVFP4Linear) and first.activations == "w4a4" else None
+        self.quantize = None
+        if isinstance(first, NVFP4Linear) and first.activations == "w4a4" and first.input_scale is not None:
+            self.quantize = TableQuantizer(first.input_scale)
         self.sizes = [layer.out_features for layer in layers]
         self.weight = _packed(layers)
         self._input: torch.Tensor | None = None
