@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from resetcli.base import leftovers
 from resetcli.base.errors import ResetError
 
 MARKER = ".resetcli"
@@ -32,14 +33,19 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ResetError: the disk is full or the folder cannot be written; ``path`` is as it was.
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` with ``data`` in one step; errors as ``write_text``."""
     path = Path(path)
     tmp = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
         tmp = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
             out.flush()
             os.fsync(out.fileno())
         os.chmod(tmp, 0o644)
@@ -100,22 +106,28 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 def whole_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A scratch directory beside ``path`` that becomes ``path`` when the block succeeds, else vanishes.
 
-    On any exception, Ctrl-C included, nothing is left and an older ``path`` is untouched.
+    On any exception, Ctrl-C included, nothing is left and an older ``path`` is untouched. A kill leaves the scratch
+    directory; the next call for the same ``path`` removes it (see `leftovers`).
 
     Raises:
         ResetError: as ``check_output``, or the folder cannot be made.
     """
     path = Path(path).absolute()
     check_output(path, overwrite=overwrite)
+    prefix = f".{path.name[:60]}.partial-"
+    scratch = owner = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name[:60]}.partial-", dir=path.parent))
-    except OSError as exc:
-        raise ResetError(f"cannot create {path}: {exc.strerror or exc}; choose another folder with -o") from exc
-    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            leftovers.remove_abandoned(path, prefix)
+            scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+            owner = leftovers.claim(scratch, path)
+        except OSError as exc:
+            raise ResetError(f"cannot create {path}: {exc.strerror or exc}; choose another folder with -o") from exc
         yield scratch
         os.chmod(scratch, 0o755)
         (scratch / MARKER).touch()
+        (scratch / leftovers.OWNER).unlink(missing_ok=True)
         if path.exists():
             # Renames are atomic one by one; the old tree is kept until the new one stands.
             old = Path(tempfile.mkdtemp(prefix=f".{path.name[:60]}.old-", dir=path.parent))
@@ -127,4 +139,7 @@ def whole_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     except OSError as exc:
         raise ResetError(f"cannot write {path}: {exc.strerror or exc}; free space or choose another -o") from exc
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        if owner is not None:
+            os.close(owner)
