@@ -96,6 +96,8 @@ def main(args: list[str]) -> int:
         # Whoever read our output has gone; there is nobody to tell.
         return 1
     except Exception as exc:
+        # The last resort: Typer's usage errors, whose classes are private copies, and whatever no layer below foresaw
+        # (libraries raise anything). A user gets one line and an exit code in any case; --debug shows the rest.
         if debug:
             traceback.print_exc()
         if (usage := _usage(exc)) is not None:

@@ -65,9 +65,8 @@ def unreachable() -> str | None:
         huggingface_hub.get_session().head(endpoint, timeout=PROBE_SECONDS)
     except OfflineModeIsEnabled:
         return "offline (HF_HUB_OFFLINE is set)"
-    except Exception as exc:
-        # The HTTP library under huggingface_hub changes between its versions, and so do its exceptions; whatever a
-        # bare HEAD request raises, the reason is handed on in the error line.
+    except Exception as exc:  # requests' or httpx' own, by the version of huggingface_hub; neither is our dependency
+        # Whatever a bare HEAD request raises, the hub cannot be asked, and the reason is handed on in the error line.
         return f"offline ({endpoint} cannot be reached: {exc or type(exc).__name__})"
     return None
 
@@ -119,8 +118,7 @@ def fetch(dataset: str, why_offline: str | None) -> list[Path]:
     except (errors.HfHubHTTPError, OSError) as exc:
         reason = f"the hub answered with an error: {str(exc)[:200]}"
         cause = exc
-    except Exception as exc:
-        # Network exceptions of the HTTP library in use (see ``unreachable``), in mid-download.
+    except Exception as exc:  # of the HTTP library in use (see ``unreachable``), in mid-download; raised anew below
         reason = f"the download failed: {type(exc).__name__} {str(exc)[:200]}"
         cause = exc
     raise ResetError(f"data set {entry.repo} is not available: {reason}; or give local files by --data-dir") from cause

@@ -39,7 +39,7 @@ def main() -> None:
             reply = {"equal": bool(verify(sides(request["gold"]), sides(request["answer"]), timeout_seconds=None))}
         except MemoryError:
             reply = {"equal": False}
-        except Exception as exc:
+        except Exception as exc:  # math-verify on a model's text raises anything sympy can; the grader is told which
             reply = {"error": f"{type(exc).__name__}: {exc}"[:500]}
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=out, flush=True)
