@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.reporting import Reporter
-from resetcli.base.seeds import sample_seed
-from resetcli.engines.protocol import Engine, Request
+from resetcli.calibration.asking import ask
+from resetcli.engines.protocol import Engine
 from resetcli.policy.settings import PolicySettings
 
 if TYPE_CHECKING:
@@ -131,7 +131,14 @@ def select_t_low(
     trials = sorted(set(candidates))
     for t_low in trials:
         replace(settings, t_low=t_low).validate()
-    requests = _requests(engine, problems, repeats, max_new_tokens, seed)
+    requests = [
+        ask(
+            engine, problem, f"held-out problem {i}", request_id=f"{i}/{r}", index=i, repeat=r, limit=max_new_tokens,
+            seed=seed,
+        )
+        for i, problem in enumerate(problems)
+        for r in range(repeats)
+    ]  # fmt: skip
     scores: dict[float, float] = {}
     with reporter.phase(f"T_low for {task} (answers)", total=len(trials) * len(requests)) as advance:
         for t_low in trials:
@@ -161,20 +168,3 @@ def select_by_task(
         select_t_low(engine, problems, answers, candidates, task=task, **options)
         for task, (problems, answers) in held.items()
     ]
-
-
-def _requests(engine: Engine, problems: Sequence[str], repeats: int, max_new_tokens: int, seed: int) -> list[Request]:
-    requests = []
-    for i, problem in enumerate(problems):
-        prompt = tuple(engine.encode_chat([{"role": "user", "content": problem}], thinking=True))
-        room = engine.info.context - len(prompt)
-        if room < 1:
-            raise ResetError(
-                f"held-out problem {i} has {len(prompt)} tokens, the context of {engine.info.model} is "
-                f"{engine.info.context}; leave it out with --problems FILE"
-            )
-        requests += [
-            Request(f"{i}/{r}", prompt, sample_seed(seed, "calibrate", i, r), min(max_new_tokens, room))
-            for r in range(repeats)
-        ]
-    return requests

@@ -15,8 +15,8 @@ import numpy as np
 
 from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.reporting import Reporter
-from resetcli.base.seeds import sample_seed
 from resetcli.base.versions import versions
+from resetcli.calibration.asking import ask
 from resetcli.calibration.distribution import (
     Bootstrap,
     Histogram,
@@ -176,9 +176,12 @@ def calibrate(
         raise UsageError(f"no calibration problems in {problems.dataset}; pass others with --problems")
 
     requests = [
-        _request(engine, i, problem, problems.ids[i], max_new_tokens, seed)
+        ask(
+            engine, problem, f"calibration problem {problems.ids[i]}", request_id=str(i), index=i, repeat=0,
+            limit=max_new_tokens, seed=seed,
+        )
         for i, problem in enumerate(problems.problems)
-    ]
+    ]  # fmt: skip
     done: dict[str, Answer] = {}
     start = time.perf_counter()
     with reporter.phase("calibration answers (tokens)") as advance:
@@ -214,22 +217,6 @@ def calibrate(
         info=engine.info,
         seconds=time.perf_counter() - start,
         warnings=warnings,
-    )
-
-
-def _request(engine: Engine, index: int, problem: str, problem_id: str | int, limit: int, seed: int) -> Request:
-    prompt = engine.encode_chat([{"role": "user", "content": problem}], thinking=True)
-    room = engine.info.context - len(prompt)
-    if room < 1:
-        raise ResetError(
-            f"calibration problem {problem_id} has {len(prompt)} tokens, the context of {engine.info.model} is "
-            f"{engine.info.context}; leave it out with --problems FILE"
-        )
-    return Request(
-        request_id=str(index),
-        prompt_ids=tuple(prompt),
-        seed=sample_seed(seed, "calibrate", index),
-        max_new_tokens=min(limit, room),
     )
 
 
