@@ -1,0 +1,78 @@
+"""What a kernel family is: Y[M,N] = alpha * sum over blocks of sx * sw * sum over 16 of x * w, in one or more kernels.
+
+A family says what it supports and why not, lists its configurations with the cost model's favourite first, names all
+that has to be compiled, and runs. Dispatch chooses among families by measured time; nothing here knows the others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from resetcli.cuda.activations import Activations
+    from resetcli.cuda.build import Build
+
+DTYPES = (torch.bfloat16, torch.float16)
+"""Types of X and Y that kernels read and write."""
+
+
+class Family(ABC):
+    """One kernel family.
+
+    Attributes:
+        name: as tables and the bench name it.
+        layout: "rows", the checkpoint's own, or the name of another that ``prepare`` makes ("tiles").
+        form: the form of the activations it reads with W4A4 (see ``activations.quantize``); with W4A16 a family
+            reads "x16". ``form_for`` says which.
+    """
+
+    name: str
+    layout: str = "rows"
+    form: str
+
+    def form_for(self, activations: str) -> str:
+        """The form of the activations that ``run`` wants for "w4a4" or "w4a16"."""
+        return "x16" if activations == "w4a16" else self.form
+
+    @abstractmethod
+    def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
+        """(True, "") or (False, why): whether Y[m,n] in ``dtype`` ("w4a4" or "w4a16") can be computed on ``arch``
+        ("sm_90a", "compute_100")."""
+
+    @abstractmethod
+    def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
+        """Configurations to choose from, JSON-able and all valid; the first is the cost model's choice."""
+
+    @abstractmethod
+    def builds(self, arch: str) -> list[Build]:
+        """All compilations that the configurations use on ``arch``; empty where the family is absent."""
+
+    @abstractmethod
+    def prepare(self, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The family's layout of a weight: uint8 [N, K/2] and float8_e4m3fn [N, K/16] (design 1.2).
+
+        The "rows" layout is the checkpoint's own and costs no memory.
+        """
+
+    @abstractmethod
+    def run(
+        self,
+        config: dict[str, Any],
+        acts: Activations,
+        prepared: tuple[torch.Tensor, ...],
+        out: torch.Tensor,
+        alpha: float,
+        *,
+        n: int,
+        k: int,
+        pdl: bool = False,
+    ) -> None:
+        """Write all of ``out`` [M, N] from quantized (or 16-bit) activations and a prepared weight.
+
+        Args:
+            alpha: weight_scale_2 * input_scale (W4A4) or weight_scale_2 (W4A16).
+            pdl: programmatic dependent launch on the stream's previous kernel.
+        """
