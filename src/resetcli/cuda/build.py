@@ -113,7 +113,7 @@ def build(what: Build, arch: str) -> Path:
     """Path of the compiled kernel in the user's cache, compiled now if it is not there or damaged.
 
     Raises:
-        NVRTCUnavailable: nothing to compile with (its version is part of an entry's name, so a cached one needs it too).
+        NVRTCUnavailable: nothing to compile with (its version is part of an entry's name).
         CompileError: the source does not compile for ``arch``.
     """
     return _built(what, arch)[0]

@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +130,22 @@ def device_index(device: torch.device | int | None) -> int:
     return torch.cuda.current_device()
 
 
+@lru_cache(maxsize=1)
 def import_cupy() -> Any:
     """The module ``cupy``.
 
     Raises:
-        KernelsUnavailable: it is not there or does not work, with the install that mends it.
+        KernelsUnavailable: it is not there, or not for this driver; with the install that mends it.
     """
     install = f"pip install '{extra(driver.driver_version())}'"
     try:
         import cupy
+
+        cupy.cuda.runtime.getDeviceCount()  # a CuPy for a newer CUDA than the driver's imports well and fails here
     except ModuleNotFoundError as exc:
-        if exc.name == "cupy":
-            raise driver.KernelsUnavailable(f"CuPy is not installed; {install}") from None
-        raise driver.KernelsUnavailable(f"CuPy lacks the module {exc.name}; {install}") from exc
-    except Exception as exc:  # a CuPy for another CUDA fails in many ways
+        what = "CuPy is not installed" if exc.name == "cupy" else f"CuPy lacks the module {exc.name}"
+        raise driver.KernelsUnavailable(f"{what}; {install}") from None
+    except Exception as exc:  # a CuPy for another CUDA fails in many ways, some with types of its own
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
         raise driver.KernelsUnavailable(f"CuPy does not work here ({reason}); {install}") from exc
     return cupy

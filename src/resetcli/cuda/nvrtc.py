@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from resetcli.base.errors import ResetError
@@ -67,13 +67,14 @@ class Compiler:
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
 
-    def architectures(self) -> list[int]:
+    @cached_property
+    def architectures(self) -> tuple[int, ...]:
         """Compute capabilities (major * 10 + minor) that this NVRTC compiles for."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()
         self._call("nvrtcGetSupportedArchs", found)
-        return list(found)
+        return tuple(found)
 
     def compile(
         self,
@@ -94,6 +95,9 @@ class Compiler:
         Raises:
             CompileError: the compiler refuses; the message holds its first error.
         """
+        if int(re.sub(r"\D", "", arch)) not in self.architectures:
+            version = ".".join(map(str, self.version))
+            raise CompileError(f"NVRTC {version} does not know {arch}; install a newer one (12.8 knows Blackwell)", "")
         headers = headers or {}
         options = compile_options(arch, defines or {})
         program = ctypes.c_void_p()

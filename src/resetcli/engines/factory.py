@@ -124,6 +124,11 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
         # Read off the layers: a weight-only checkpoint is W4A16 whatever was asked for.
         modes = {layer.activations for layer in model.modules() if isinstance(layer, NVFP4Linear)}
         activations = ", ".join(sorted(modes)) or None
+        kernels = None
+        if is_nvfp4 and device.type == "cuda":
+            from resetcli.cuda.layers import install
+
+            kernels = install(model, dtype=dtype, max_batch=options.batch_size, reporter=reporter).describe()
         config = model.config.get_text_config()
         vocab = min(len(tokenizer), config.vocab_size)
         packed = invariant and packing.available()
@@ -147,6 +152,7 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
             "activations": activations,
             "threads": torch_threads() if device.type == "cpu" else None,
             "packed": packed,
+            "kernels": kernels,
         },
     )
     return TransformersEngine(

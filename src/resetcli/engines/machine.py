@@ -72,6 +72,7 @@ def backends() -> dict[str, tuple[bool, str]]:
         "torch-cpu": _imports("torch", "torch"),
         "cuda": _cuda(),
         "cupy": _cupy(),
+        "nvfp4-kernels": _kernels(),
         "vllm": _vllm(),
         "transformers": _imports("transformers", "transformers"),
         "modelopt": _imports("modelopt.torch.quantization", "nvidia-modelopt"),
@@ -131,6 +132,12 @@ def _cupy() -> tuple[bool, str]:
     if not torch.cuda.is_available():
         return False, f"{why} is installed, but there is no GPU"
     return True, why
+
+
+def _kernels() -> tuple[bool, str]:
+    from resetcli.cuda.availability import kernels_available
+
+    return kernels_available()
 
 
 def _vllm() -> tuple[bool, str]:

@@ -27,12 +27,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from resetcli.nvfp4 import codec
-from resetcli.nvfp4.linear import NVFP4Linear
+from resetcli.nvfp4.linear import GROUPS, NVFP4Linear
 from resetcli.nvfp4.tables import TableQuantizer
 
 Layer = nn.Linear | NVFP4Linear
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
 
 ROWS_HINT = 8
 """Rows that weights are packed for, the same for every batch size: another packing could round otherwise."""

@@ -2,12 +2,14 @@
 
 The layer keeps the checkpoint's tensors and dequantizes the weight once per dtype, on first use: a CPU has no
 4-bit arithmetic, so decoding from the cache is the fastest that plain torch offers, at the price of the memory
-of an unquantized weight. Engines with kernels of their own replace ``forward`` and use the parts:
-``quantize_input``, ``dequantized_weight`` and the raw buffers.
+of an unquantized weight. On a GPU the CUDA kernels stand in for that: whoever has some sets ``kernel`` (see
+``resetcli.cuda.layers``); this folder knows none. Engines may use the parts too: ``quantize_input``,
+``dequantized_weight`` and the raw buffers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from resetcli.base.errors import UsageError
 from resetcli.nvfp4 import codec
 
 ACTIVATIONS = ("w4a4", "w4a16")
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of sibling layers that read the same input, so that one product can serve them."""
 
 
 class NVFP4Linear(nn.Module):
@@ -26,7 +30,8 @@ class NVFP4Linear(nn.Module):
     Buffers: ``weight`` uint8 [N, K/2]; ``weight_scale`` float8_e4m3fn [N, K/16]; ``weight_scale_2`` and
     ``input_scale`` float32 scalars (``input_scale`` None for a weight-only checkpoint). ``bias``: parameter [N] or
     None. ``activations``: "w4a4" quantizes x by the checkpoint's rule, "w4a16" leaves it alone. Buffers start
-    uninitialized; a loader assigns them.
+    uninitialized; a loader assigns them. ``kernel``, if set, computes the whole of ``forward``, bias included; moving
+    the layer to another device unsets it.
     """
 
     weight: torch.Tensor
@@ -64,6 +69,7 @@ class NVFP4Linear(nn.Module):
             self.bias = nn.Parameter(values, requires_grad=False)
         else:
             self.register_parameter("bias", None)
+        self.kernel: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._dense: dict[torch.dtype, torch.Tensor] = {}
         self._six: tuple[torch.Tensor, torch.Tensor] | None = None  # an input scale and six times it
 
@@ -91,6 +97,8 @@ class NVFP4Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x float [..., K] to [..., N] in x's dtype."""
+        if self.kernel is not None:
+            return self.kernel(x)
         if self.activations == "w4a4":
             x = self.quantize_input(x)
         return F.linear(x, self.dequantized_weight(x.dtype), self.bias)
@@ -103,6 +111,8 @@ class NVFP4Linear(nn.Module):
             new = self._buffers[name]
             if new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
+            if new is not None and new.device != old.device:
+                self.kernel = None
         self.drop_cache()
         return self
 

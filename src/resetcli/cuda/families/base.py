@@ -27,11 +27,13 @@ class Family(ABC):
         layout: "rows", the checkpoint's own, or the name of another that ``prepare`` makes ("tiles").
         form: the form of the activations it reads with W4A4 (see ``activations.quantize``); with W4A16 a family
             reads "x16". ``form_for`` says which.
+        cost_model: (c, d): where nothing was measured, M tokens cost about c + d * M times the reading of the weight.
     """
 
     name: str
     layout: str = "rows"
     form: str
+    cost_model: tuple[float, float] = (1.5, 0.05)
 
     def form_for(self, activations: str) -> str:
         """The form of the activations that ``run`` wants for "w4a4" or "w4a16"."""
@@ -44,7 +46,11 @@ class Family(ABC):
 
     @abstractmethod
     def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
-        """Configurations to choose from, JSON-able and all valid; the first is the cost model's choice."""
+        """Configurations to choose from, JSON-able and all valid for this M; the first is the cost model's choice.
+
+        A table holds configurations of M = 1 to 8, 16, 32, 64, 128 and powers of two; for an M in between, one of the
+        next larger M is taken if it is in this list too, else the first of this list.
+        """
 
     @abstractmethod
     def builds(self, arch: str) -> list[Build]:
