@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resetcli.engines.sampling import HEADS, greedy, sample
+from resetcli.engines.sampling import greedy, sample, sample_by_sorting
 
 
 def kept_probabilities(
@@ -70,9 +70,9 @@ def test_small_vocabulary_matches_definition(values, temperature, u, top_p, top_
 @pytest.mark.parametrize(
     "filters", [{"top_p": 0.95}, {"top_p": 1.0}, {"top_k": 20}, {"top_k": 900, "top_p": 0.9}, {"min_p": 0.02}]
 )
-def test_heads_give_the_token_of_the_full_sort(spread, filters):
+def test_large_vocabulary_matches_definition(spread, filters):
     generator = torch.Generator().manual_seed(3)
-    vocab = HEADS[-1] + 2000
+    vocab = 6000
     logits = (torch.randn(6, vocab, generator=generator) * spread).half().float()  # half: many exact ties
     temperature = torch.tensor([0.1, 0.3, 0.6, 1.0, 1.3, 2.0])
     for _ in range(5):
@@ -96,13 +96,61 @@ def test_heads_give_the_token_of_the_full_sort(spread, filters):
             assert int(got[row]) in candidates
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 6.0])
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_p": 0.95}, {"top_p": 1.0}, {"top_p": 1e-6}, {"top_k": 20}, {"top_k": 5000}, {"top_k": 900, "top_p": 0.9},
+     {"min_p": 0.02}, {"min_p": 0.3, "top_k": 7, "top_p": 0.8}, {"min_p": 1.0}],
+)  # fmt: skip
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_cut_row_and_the_sorted_row_give_the_same_token(spread, filters, masked):
+    """The CPU's way and the GPU's, run on the same rows with many exact ties; uniforms at both ends too."""
+    generator = torch.Generator().manual_seed(5)
+    logits = (torch.randn(40, 3001, generator=generator) * spread).half().float()
+    if masked:
+        logits[:, 1::2] = -torch.inf
+        logits[::4, 3:] = -torch.inf
+    temperature = torch.tensor([0.0, 0.1, 0.6, 1.0, 2.0]).repeat(8)
+    u = torch.rand(40, dtype=torch.float64, generator=generator)
+    u[::7], u[1::7] = 0.0, 1 - 1e-9
+    got = sample(logits, temperature, u, **filters)
+    assert logits.gather(1, got[:, None]).isfinite().all()
+    expected = sample_by_sorting(logits, temperature, u, **filters)
+    differ = (got != expected).nonzero()[:, 0].tolist()
+    # Sums are taken in another order: a uniform may fall on the other side of a border, hence a neighbour. Rare.
+    assert len(differ) <= 1
+    for row in differ:
+        order = logits[row].sort(descending=True, stable=True).indices.tolist()
+        assert abs(order.index(int(got[row])) - order.index(int(expected[row]))) == 1
+    last = sample(logits, temperature, torch.full_like(u, 1 - 2.0**-53), **filters)
+    assert logits.gather(1, last[:, None]).isfinite().all()
+
+
+def test_rows_without_a_distribution_give_some_id():
+    logits = torch.zeros(3, 50)
+    logits[0], logits[1, 7], logits[2, 7] = -torch.inf, torch.nan, torch.inf
+    u = torch.full((3,), 0.5, dtype=torch.float64)
+    for filters in ({"top_p": 0.95}, {"top_k": 5}, {"min_p": 0.1}, {}):
+        got = sample(logits, torch.ones(3), u, **filters)
+        assert got.dtype == torch.int64 and ((got >= 0) & (got < 50)).all()
+
+
+def test_16_bit_logits_and_columns_of_a_larger_tensor():
+    logits = (torch.randn(4, 900, generator=torch.Generator().manual_seed(2)) * 3).to(torch.bfloat16)
+    u = torch.tensor([0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
+    cut = logits[:, :700]
+    assert torch.equal(
+        sample(cut, torch.ones(4), u, top_p=0.9), sample(cut.float().clone(), torch.ones(4), u, top_p=0.9)
+    )
+
+
 def test_frequencies_follow_the_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -torch.inf, 1.0]])
-    n = 200_000
+    n = 50_000
     u = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     got = sample(logits.expand(n, -1), torch.full((n,), 0.7), u)
     expected = torch.distributions.Categorical(logits=logits[0] / 0.7).probs
-    assert torch.allclose(torch.bincount(got, minlength=6) / n, expected, atol=4e-3)
+    assert torch.allclose(torch.bincount(got, minlength=6) / n, expected, atol=8e-3)
     assert not (got == 4).any()
 
 
@@ -118,5 +166,5 @@ def test_a_row_does_not_depend_on_its_company():
     u = torch.rand(8, dtype=torch.float64, generator=generator)
     temperature = torch.rand(8, generator=generator) + 0.1
     together = sample(logits, temperature, u, top_p=0.95)
-    for rows in range(2, 8):
+    for rows in range(1, 8):
         assert sample(logits[:rows], temperature[:rows], u[:rows], top_p=0.95).tolist() == together[:rows].tolist()

@@ -5,16 +5,22 @@ logits, its temperature and its uniform alone: no generator state, no dependence
 after the temperature, in the order that vLLM uses: min-p against the largest probability, the k most
 probable, then the smallest prefix whose renormalised mass reaches top-p.
 
-On a CPU a full sort of 50 to 150 thousand logits costs more than the rest of the step, so the candidates are
-first cut to a head that provably holds the nucleus; a row whose head does not reach top-p gets a larger one.
-All paths give the same token. On a GPU the whole row is sorted: static shapes, no synchronisation.
+On a CPU a full sort of 50 to 150 thousand logits, or torch's top-k of them, costs as much as the rest of the step. So
+each row is first cut at a value below which, whatever its shape, the tokens together have less mass than top-p leaves
+out: with V tokens and the total Z, all those under (1 - top_p) Z / V. What is above is provably a head of the order
+that holds the kept set; halfway up in the logarithm, a smaller head mostly holds it too, which is checked. Only a
+head is sorted: tens or hundreds of tokens in practice, thousands of a flat row. Without top-p the uniform number
+takes its place, since the token it falls on lies in the head that has its mass. Rows go one by one through buffers
+that fit the cache, which also makes a row's bits independent of how many there are. On a GPU the whole row is sorted:
+static shapes, no synchronisation.
 """
 
 from __future__ import annotations
 
-import torch
+import math
 
-HEADS = (256, 4096)
+import numpy as np
+import torch
 
 
 def sample(
@@ -37,31 +43,9 @@ def sample(
     Returns:
         int64 [B]. A row that is all NaN or all -inf gives an arbitrary valid id; the caller checks for those.
     """
-    logits = logits.float()
-    top = logits.amax(-1, keepdim=True)
-    # Maximum first: at T = 0.1 a raw quotient would overflow float16-sized logits.
-    scaled = (logits - top) / temperature.to(logits).clamp_min(1e-6)[:, None]
-    uniform = torch.where(temperature > 0, uniform, 0.0)
-    if min_p > 0:
-        scaled = scaled.masked_fill(scaled.exp() < min_p, -torch.inf)
-    total = scaled.exp().sum(-1, dtype=torch.float64)
-    vocab = logits.shape[-1]
-    if logits.is_cuda:
-        return _draw(*_ordered(scaled, vocab), total, uniform, top_p, top_k)
-    return _draw_from_head(scaled, total, uniform, top_p, top_k, [h for h in HEADS if top_k <= h < vocab])
-
-
-def _draw_from_head(scaled, total, uniform, top_p: float, top_k: int, heads: list[int]) -> torch.Tensor:
-    """Draw from the smallest head that holds each row's kept set, the whole row at last: int64 [B]."""
-    if not heads:
-        return _draw(*_ordered(scaled, scaled.shape[-1]), total, uniform, top_p, top_k)
-    values, ids = _ordered(scaled, heads[0])
-    token = _draw(values, ids, total, uniform, top_p, top_k)
-    rest = ~_head_suffices(values, total, top_p, top_k)
-    if bool(rest.any()):
-        rows = rest.nonzero()[:, 0]
-        token[rows] = _draw_from_head(scaled[rows], total[rows], uniform[rows], top_p, top_k, heads[1:])
-    return token
+    if logits.device.type == "cpu":
+        return _sample_rows(logits, temperature, uniform, top_p, top_k, min_p)
+    return sample_by_sorting(logits, temperature, uniform, top_p=top_p, top_k=top_k, min_p=min_p)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -69,43 +53,97 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def _ordered(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest entries a row by (value descending, id ascending): values and ids [B, count]."""
-    if count == scaled.shape[-1]:
-        values, ids = scaled.sort(dim=-1, descending=True, stable=True)
-        return values, ids
-    ids = scaled.topk(count, -1, sorted=False).indices.sort(-1).values
-    values, order = scaled.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(-1, order)
+def _sample_rows(logits, temperature, uniform, top_p: float, top_k: int, min_p: float) -> torch.Tensor:
+    vocab = logits.shape[1]
+    scaled = torch.empty(vocab)
+    weight = torch.empty(vocab)
+    scaled_view, weight_view = scaled.numpy(), weight.numpy()
+    tokens = []
+    for row, heat, u in zip(logits.unbind(), temperature.float().tolist(), uniform.tolist(), strict=True):
+        row = row.detach().float()
+        # Maximum first: at T = 0.1 a raw quotient would overflow float16-sized logits.
+        torch.sub(row, row.amax(), out=scaled).div_(max(heat, 1e-6))
+        torch.exp(scaled, out=weight)
+        if min_p > 0:
+            weight.masked_fill_(weight < min_p, 0.0)
+        total = weight.sum(dtype=torch.float64).item()
+        tokens.append(_pick(scaled_view, weight_view, total, u if heat > 0 else 0.0, top_p, top_k, min_p))
+    return torch.tensor(tokens)
 
 
-def _head_suffices(values, total, top_p: float, top_k: int) -> torch.Tensor:
-    """Whether the kept set lies strictly above the head's last value (ties beyond the cut would matter): bool [B]."""
-    above = values > values[:, -1:]
-    # -inf at the end: everything that can be drawn is in the head.
-    enough = values[:, -1] == -torch.inf
+def _pick(
+    scaled: np.ndarray, weight: np.ndarray, total: float, u: float, top_p: float, top_k: int, min_p: float
+) -> int:
+    """The token of one row: ``scaled`` = (logit - max) / T, ``weight`` its exponential, ``total`` their sum."""
+    vocab = len(scaled)
+    if 0 < top_k < vocab:
+        ids = np.flatnonzero(scaled >= np.partition(scaled, vocab - top_k)[vocab - top_k])
+    else:
+        top_k = 0
+        ids = _head(scaled, weight, total, top_p if top_p < 1 else u)
+    if min_p > 0:
+        ids = ids[weight[ids] >= min_p]
+    if not len(ids):
+        return 0
+    ids = _ordered(ids, scaled[ids])
     if top_k:
-        enough |= above.sum(-1) >= top_k
+        ids = ids[:top_k]
+    p = weight[ids].astype(np.float64)
+    cumulative = p.cumsum()
+    mass = cumulative[-1] if top_k else total
     if top_p < 1:
-        mass = (values.exp() * above).sum(-1, dtype=torch.float64)
-        enough |= mass >= top_p * total
-    return enough
+        # Keep a token while the mass before it is below top-p of the whole; the first is always kept.
+        mass = cumulative[max(int(np.count_nonzero(cumulative - p < top_p * mass)), 1) - 1]
+    at = int(np.searchsorted(cumulative, u * mass, side="right"))
+    # A target that rounding pushed to the end of the mass belongs to the last token that has any.
+    return int(ids[min(at, int(np.searchsorted(cumulative, mass)), len(ids) - 1)])
 
 
-def _draw(values, ids, total, uniform, top_p: float, top_k: int) -> torch.Tensor:
+def _head(scaled: np.ndarray, weight: np.ndarray, total: float, share: float) -> np.ndarray:
+    """Ids, ascending, of a head of the order with at least ``share`` of the mass; empty if ``total`` is NaN."""
+    # The bound of the module's note, a thousandth lower for what float32 rounds away.
+    bound = math.log((1 - share) * total / len(scaled)) - 1e-3
+    near = np.flatnonzero(scaled >= bound / 2)
+    if weight[near].sum(dtype=np.float64) > share * total * (1 + 1e-9):
+        return near
+    return np.flatnonzero(scaled >= bound)
+
+
+def _ordered(ids: np.ndarray, scaled: np.ndarray) -> np.ndarray:
+    """``ids`` by (value descending, id ascending); values at most 0."""
+    # One integer a token, the bits of -value above the id: these sort many times faster than values with an index.
+    above = np.subtract(np.float32(0), scaled).view(np.int32).astype(np.int64) << 32
+    return np.sort(above | ids) & 0xFFFFFFFF
+
+
+def sample_by_sorting(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    uniform: torch.Tensor,
+    *,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> torch.Tensor:
+    """As ``sample``, by sorting whole rows: tensor operations only, for devices where that is the fast way."""
+    logits = logits.float()
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature.to(logits).clamp_min(1e-6)[:, None]
+    uniform = torch.where(temperature > 0, uniform, 0.0)
+    if min_p > 0:
+        scaled = scaled.masked_fill(scaled.exp() < min_p, -torch.inf)
+    total = scaled.exp().sum(-1, dtype=torch.float64)
+    values, ids = scaled.sort(dim=-1, descending=True, stable=True)
     p = values.exp().double()
-    if top_k and top_k < p.shape[-1]:
+    if top_k:
         p[:, top_k:] = 0.0
     cumulative = p.cumsum(-1)
     mass = cumulative[:, -1]
     if top_p < 1:
-        # Keep a token while the mass before it is below top-p of the whole; the first is always kept.
         whole = mass if top_k else total
         keep = (cumulative - p) < top_p * whole[:, None]
         keep[:, 0] = True
         last = keep.sum(-1, keepdim=True) - 1
         mass = cumulative.gather(-1, last)[:, 0]
     at = torch.searchsorted(cumulative, (uniform.to(cumulative) * mass)[:, None], right=True)
-    # A target that rounding pushed to the end of the mass belongs to the last token that has any.
     end = (cumulative < mass[:, None]).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
     return ids.gather(-1, torch.minimum(at, end))[:, 0]
