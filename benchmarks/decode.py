@@ -1,10 +1,12 @@
 """Decoding speed on a CPU: what NVFP4, batching, batch invariance and the ReSET policy cost or gain.
 
-Each comparison runs A and B in turn, `--pairs` times, the order swapped from pair to pair, so that drift and
-neighbours fall on both. A run decodes exactly `--tokens` tokens for each request (the end token is ignored) from a
-short prompt; its time covers everything from the call to the last completion, prefill included. Speeds are medians
-over the runs; a ratio is the median of the ratios within pairs, B over A. The goals are those of the project's
-plan; a goal missed is written down as missed.
+Each comparison makes `--pairs` pairs. In a pair A and B decode `--tokens` tokens for each request, in turns of
+`--turn` tokens (A B, B A, A B ...; the next pair begins with B A), so that a neighbour's load of some seconds falls on
+both. A turn starts from the same short prompt with seeds of its own and ignores the end token; the time spent reading
+prompts is taken off, since short turns would read them more often than a user does, and the token that comes out of
+it is not counted. A side's speed in a pair is its tokens over its seconds, all turns together; the ratio is that of
+the pair, B over A, and the result its median over pairs. Every turn's figures are kept. The goals are those of the
+project's plan; a goal missed is written down as missed.
 
     python benchmarks/decode.py                     # the embedded model and an NVFP4 checkpoint of it
     python benchmarks/decode.py --bf16 DIR --nvfp4 DIR --only policy-batch8
@@ -15,12 +17,13 @@ Run it on an otherwise idle machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +52,15 @@ class Comparison:
     a: Side
     b: Side
     goal: float
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Tokens decoded for all requests in one turn, the seconds that took, and the seconds of prefill beside them."""
+
+    tokens: int
+    seconds: float
+    prefill_seconds: float
 
 
 COMPARISONS = (
@@ -80,12 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
     for comparison in chosen:
         results.append(compare(comparison, paths, options))
         print(line(results[-1]), flush=True)
-    document = {
+    document: dict[str, Any] = {
         "bench": "decode",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": describe_machine(torch.device("cpu")),
         "load_before": load,
+        "load_after": load_average(),
         "versions": versions(),
         "models": {kind: {"name": path.name, "fingerprint": fingerprint(path)} for kind, path in paths.items()},
         "method": {
@@ -95,8 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
             "dtype": "float32",
             "prompt": PROMPT,
             "seed": options.seed,
-            "speed": "generated tokens of all requests over wall time from call to last completion, prefill included",
-            "ratio": "median over pairs of B over A within the pair; order swapped from pair to pair",
+            "turn": options.turn,
+            "speed": "tokens decoded for all requests over wall time without prefill, summed over a pair's turns",
+            "ratio": "median over pairs of B over A within the pair; order swapped from turn to turn and pair to pair",
         },
         "comparisons": results,
     }
@@ -114,13 +128,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", action="append", choices=[c.name for c in COMPARISONS])
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--turn", type=int, default=64, help="tokens that A or B decodes before the other's turn")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, default=HERE / "results" / "decode-cpu.json")
     options = parser.parse_args(arguments)
-    if min(options.tokens, options.pairs, options.threads) < 1:
-        parser.error("--tokens, --pairs and --threads must be at least 1")
+    if min(options.pairs, options.threads) < 1 or min(options.tokens, options.turn) < 2:
+        parser.error("--pairs and --threads must be at least 1, --tokens and --turn at least 2")
     return options
 
 
@@ -137,35 +152,69 @@ def model_paths(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def compare(comparison: Comparison, paths: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
-    """One comparison's record: speeds of each run, medians with spread, ratio against the goal."""
+    """One comparison's record: speeds by pair, medians with spread, ratio against the goal, every turn."""
     engines: dict[tuple[str, int, bool], Any] = {}
     sides = (comparison.a, comparison.b)
     for side in sides:
         key = (side.model, side.batch, side.invariant)
         if key not in engines:
             engines[key] = open_side(side, paths)
-    runs: dict[str, list[float]] = {"a": [], "b": []}
-    run: dict[str, Callable[[int], float]] = {
-        name: speed_of(engines[(side.model, side.batch, side.invariant)], side, paths, options)
+    decode = {
+        name: decoder(engines[(side.model, side.batch, side.invariant)], side, paths, options)
         for name, side in zip("ab", sides, strict=True)
     }
     for name in "ab":
-        run[name](min(options.tokens, 16))
-    for pair in range(options.pairs):
-        for name in "ab" if pair % 2 == 0 else "ba":
-            runs[name].append(run[name](options.tokens))
+        decode[name](min(options.tokens, 16), 0)
+    pairs = [
+        run_pair(decode, turns(options.tokens, options.turn), first="ab"[number % 2], number=number)
+        for number in range(options.pairs)
+    ]
     for engine in engines.values():
         engine.close()
-    ratios = [b / a for a, b in zip(runs["a"], runs["b"], strict=True)]
-    ratio = statistics.median(ratios)
+    speeds, ratio = speeds_and_ratio(pairs)
     return {
         "name": comparison.name,
-        "a": {"label": comparison.a.label, "batch": comparison.a.batch, "tokens_per_s": summary(runs["a"])},
-        "b": {"label": comparison.b.label, "batch": comparison.b.batch, "tokens_per_s": summary(runs["b"])},
-        "ratio": summary(ratios),
+        "a": {"label": comparison.a.label, "batch": comparison.a.batch, "tokens_per_s": speeds["a"]},
+        "b": {"label": comparison.b.label, "batch": comparison.b.batch, "tokens_per_s": speeds["b"]},
+        "ratio": ratio,
         "goal": comparison.goal,
-        "met": ratio >= comparison.goal,
+        "met": ratio["median"] >= comparison.goal,
+        "turns": [{name: [vars(turn) for turn in side] for name, side in pair.items()} for pair in pairs],
     }
+
+
+def turns(tokens: int, most: int) -> list[int]:
+    """``tokens`` in nearly equal turns of at most ``most`` and at least 2.
+
+    >>> turns(256, 64), turns(100, 64), turns(4, 64), turns(5, 2)
+    ([64, 64, 64, 64], [50, 50], [4], [3, 2])
+    """
+    count = min(-(-tokens // most), tokens // 2)
+    return [tokens // count + (i < tokens % count) for i in range(count)]
+
+
+def run_pair(
+    decode: dict[str, Callable[[int, int], Turn]], lengths: list[int], *, first: str, number: int
+) -> dict[str, list[Turn]]:
+    """Both sides' turns, taken in alternation: ``first`` has the first turn, and the order is swapped each time."""
+    pair: dict[str, list[Turn]] = {"a": [], "b": []}
+    order = "ab" if first == "a" else "ba"
+    for at, length in enumerate(lengths):
+        for name in order if at % 2 == 0 else reversed(order):
+            pair[name].append(decode[name](length, 1 + number * len(lengths) + at))
+    return pair
+
+
+def speed(side: list[Turn]) -> float:
+    """Tokens per second of all turns together."""
+    return sum(turn.tokens for turn in side) / sum(turn.seconds for turn in side)
+
+
+def speeds_and_ratio(pairs: list[dict[str, list[Turn]]]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Summaries over pairs of each side's speed, and of B's over A's within the pair."""
+    speeds = {name: [speed(pair[name]) for pair in pairs] for name in "ab"}
+    ratios = [b / a for a, b in zip(speeds["a"], speeds["b"], strict=True)]
+    return {name: summary(values) for name, values in speeds.items()}, summary(ratios)
 
 
 def open_side(side: Side, paths: dict[str, Path]) -> Any:
@@ -179,8 +228,8 @@ def open_side(side: Side, paths: dict[str, Path]) -> Any:
     )
 
 
-def speed_of(engine: Any, side: Side, paths: dict[str, Path], options: argparse.Namespace) -> Callable[[int], float]:
-    """A function that decodes n tokens for each request of ``side`` and returns tokens/s over all of them."""
+def decoder(engine: Any, side: Side, paths: dict[str, Path], options: argparse.Namespace) -> Callable[[int, int], Turn]:
+    """A function that decodes n tokens for each request of ``side``; its second argument tells turns apart."""
     from resetcli.base.seeds import sample_seed
     from resetcli.engines.protocol import Request
     from resetcli.policy.config import load_config
@@ -192,20 +241,41 @@ def speed_of(engine: Any, side: Side, paths: dict[str, Path], options: argparse.
     )  # fmt: skip
     prompt = tuple(engine.encode_chat([{"role": "user", "content": PROMPT}]))
 
-    def run(tokens: int) -> float:
+    def run(tokens: int, turn: int) -> Turn:
         requests = [
-            Request(str(i), prompt, sample_seed(options.seed, "decode-bench", i), tokens, ignore_eos=True)
+            Request(str(i), prompt, sample_seed(options.seed, "decode-bench", i, turn), tokens, ignore_eos=True)
             for i in range(side.batch)
         ]
-        start = time.perf_counter()
-        done = list(engine.generate(requests, settings))
-        seconds = time.perf_counter() - start
+        with prefill_clock(engine.runner) as prefill:
+            start = time.perf_counter()
+            done = list(engine.generate(requests, settings))
+            seconds = time.perf_counter() - start
         made = [completion.n_tokens for completion in done]
         if made != [tokens] * side.batch:
             raise SystemExit(f"error: {side.label}: {tokens} tokens asked of each request, {made} came")
-        return sum(made) / seconds
+        return Turn(sum(made) - len(made), seconds - sum(prefill), sum(prefill))
 
     return run
+
+
+@contextlib.contextmanager
+def prefill_clock(runner: Any) -> Iterator[list[float]]:
+    """Seconds of each ``runner.prefill`` in the block (an engine reads all prompts of a batch before it decodes)."""
+    found: list[float] = []
+    plain = runner.prefill
+
+    def timed(*args: Any, **more: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return plain(*args, **more)
+        finally:
+            found.append(time.perf_counter() - start)
+
+    runner.prefill = timed
+    try:
+        yield found
+    finally:
+        del runner.prefill
 
 
 def summary(values: list[float]) -> dict[str, Any]:
@@ -217,8 +287,8 @@ def line(result: dict[str, Any]) -> str:
     """One comparison as a line of text."""
     parts = [f"{result['name']:<18}"]
     for side in (result["a"], result["b"]):
-        speed = side["tokens_per_s"]
-        parts.append(f"{side['label']} {speed['median']:.1f} ({speed['min']:.1f} to {speed['max']:.1f}) tokens/s")
+        rate = side["tokens_per_s"]
+        parts.append(f"{side['label']} {rate['median']:.1f} ({rate['min']:.1f} to {rate['max']:.1f}) tokens/s")
     ratio = result["ratio"]
     verdict = "met" if result["met"] else "MISSED"
     parts.append(f"ratio {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})")
