@@ -90,10 +90,8 @@ def prepare_weight(
         raise ResetError("the weight has no input_scale, so its activations cannot be quantized; use w4a16")
     else:
         scale = _scalar("input_scale", input_scale)
-    nan = (weight_scale.view(torch.uint8) & 0x7F) == 0x7F
-    if bool(nan.any()):
-        row, column = (int(i) for i in nan.nonzero()[0])
-        raise ResetError(f"weight_scale has a NaN at row {row}, block {column}; make the checkpoint again")
+    if (place := first_nan(weight_scale)) is not None:
+        raise ResetError(f"weight_scale has a NaN at row {place[0]}, block {place[1]}; make the checkpoint again")
     parts: list[torch.Tensor] = []
     names = []
     for layout in sorted(set(layouts)):
@@ -123,14 +121,25 @@ def check_weight(weight: torch.Tensor, weight_scale: torch.Tensor) -> tuple[int,
         turned = weight_scale.shape == (k // BLOCK, n)
         hint = "it is transposed" if turned else f"for a weight of [{n}, {k}] it must be [{n}, {k // BLOCK}]"
         raise ResetError(f"weight_scale has shape {list(weight_scale.shape)}: {hint}")
-    for name, tensor in (("weight", weight), ("weight_scale", weight_scale)):
-        if tensor.device.type != "cuda":
-            raise ResetError(f"{name} is on {tensor.device}; the kernels need it on a GPU")
+    both = (("weight", weight), ("weight_scale", weight_scale))
+    for name, tensor in both:
         if not tensor.is_contiguous():
             raise ResetError(f"{name} has strides {tensor.stride()}; make it row-major with .contiguous()")
+    for name, tensor in both:
+        if tensor.device.type != "cuda":
+            raise ResetError(f"{name} is on {tensor.device}; the kernels need it on a GPU")
     if weight.device != weight_scale.device:
         raise ResetError(f"weight is on {weight.device} but weight_scale on {weight_scale.device}; move one of them")
     return n, k
+
+
+def first_nan(scale: torch.Tensor) -> tuple[int, int] | None:
+    """Row and block of the first NaN of float8_e4m3fn scales [N, K/16]; None if there is none."""
+    nan = (scale.view(torch.uint8) & 0x7F) == 0x7F
+    if not bool(nan.any()):
+        return None
+    row, block = (int(i) for i in nan.nonzero()[0])
+    return row, block
 
 
 def _scalar(name: str, value: torch.Tensor | float) -> float:
@@ -204,7 +213,7 @@ def execute(
 ) -> None:  # fmt: skip
     """Write ``out`` [M, N] from x [M, k] (contiguous, aligned) by ``plan``: quantization, then the product."""
     quantized = acts.quantize(x, input_scale, plan.form, pdl=plan.pdl)
-    alpha = weight_scale_2 if plan.form == "x16" else weight_scale_2 * input_scale
+    alpha = weight_scale_2 if plan.form in acts.UNQUANTIZED else weight_scale_2 * input_scale
     plan.family.run(plan.config, quantized, prepared, out, alpha, n=out.shape[1], k=k, pdl=plan.pdl)
 
 

@@ -1,0 +1,233 @@
+"""Measuring which kernel is fastest for each shape, into the user's table (``reset bench-kernels --tune``).
+
+Every configuration of every family is timed as it will be used: BF16 or FP16 X in, Y out, quantization of X included,
+with and without programmatic dependent launch, by graph replay over rotated copies of the weight so that none is in
+cache. A configuration whose result is off is left out and reported: a fast wrong kernel must never enter a table. A
+first short round sorts out, a second one times each family's best together with BF16, interleaved, so that the
+figures that decide were taken side by side.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from resetcli.base.errors import ResetError
+from resetcli.base.reporting import Reporter
+from resetcli.base.versions import versions
+from resetcli.cuda.availability import kernels_available
+from resetcli.cuda.dispatch import Plan, Target, dispatcher, dtype_name, supported, target
+from resetcli.cuda.driver import KernelsUnavailable, driver_version
+from resetcli.cuda.families import families
+from resetcli.cuda.families.base import Family
+from resetcli.cuda.kernel_table import Entry, KernelTable, Key, Timed, bucket, save_table, user_path
+from resetcli.cuda.launch import device_index
+from resetcli.cuda.nvrtc import compiler
+from resetcli.cuda.ops import execute
+from resetcli.cuda.shapes import BLOCK, Shape
+from resetcli.cuda.timing import Candidate, last_level_cache, time_cuda
+from resetcli.nvfp4 import codec
+
+COLD = 4.0
+"""Bytes between two uses of a weight, in last-level caches."""
+OFF = 1e-2
+"""Error ||Y - R|| / ||R|| above which a configuration is wrong (16-bit results are within 4e-3)."""
+KEPT = 3
+"""Configurations of a family that the second round times."""
+
+
+def tune(
+    shapes: Sequence[Shape],
+    ms: Iterable[int],
+    *,
+    device: torch.device | int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    activations: Sequence[str] = ("w4a4",),
+    memory: float = 16e9,
+    seed: int = 0,
+    save: bool = True,
+    reporter: Reporter | None = None,
+) -> KernelTable:
+    """Time all configurations for each of ``shapes`` and ``ms`` (rounded up to buckets), and BF16 beside them.
+
+    Args:
+        memory: bytes that copies of one shape's weights may take.
+        save: add each shape's results to the user's table as soon as it is done.
+
+    Returns:
+        The table of this run alone.
+
+    Raises:
+        KernelsUnavailable: no kernels here.
+        ResetError: the table cannot be written, or no configuration of a shape is right.
+    """
+    reporter = reporter or Reporter()
+    there, why = kernels_available(device)
+    if not there:
+        raise KernelsUnavailable(f"nothing to tune: {why}")
+    index = device_index(device)
+    where = target(index)
+    table = KernelTable(where.name, about=_about(where))
+    many = sorted({bucket(m) for m in ms})
+    with (
+        torch.cuda.device(index),
+        torch.inference_mode(),
+        reporter.phase("tune", len(shapes) * len(many) * len(activations)) as advance,
+    ):
+        for number, shape in enumerate(shapes):
+            operands = _Operands(shape, index, dtype, memory, seed + number)
+            for mode in activations:
+                for m in many:
+                    entry = _tune_one(operands, where, m, dtype, mode, reporter)
+                    if entry is not None:
+                        table.entries[Key(m, shape.n, shape.k, dtype_name(dtype), mode)] = entry
+                    advance(1)
+            if save:
+                save_table(table, user_path(where.name))
+    if save:
+        dispatcher.forget()
+    return table
+
+
+def _about(where: Target) -> dict[str, Any]:
+    driver = driver_version()
+    return {
+        "arch": where.arch,
+        "multiprocessors": where.multiprocessors,
+        "driver": driver and ".".join(map(str, driver)),
+        "nvrtc": ".".join(map(str, compiler().version)),
+        "versions": versions(),
+    }
+
+
+class _Operands:
+    """Copies of one shape's weight for every layout, and of a BF16 weight of that shape, on the GPU."""
+
+    def __init__(self, shape: Shape, device: int, dtype: torch.dtype, memory: float, seed: int):
+        self.n, self.k, self.dtype = shape.n, shape.k, dtype
+        self.draw = torch.Generator(device=f"cuda:{device}").manual_seed(seed)
+        self.weight_scale_2 = 0.01
+        cold = COLD * last_level_cache(torch.device("cuda", device))
+        size = shape.elements * 9 / 16
+        count = int(max(1, min(-(-cold // size), memory / 4 // size)))
+        self.weights = [self._weight() for _ in range(count)]
+        plain = int(max(1, min(-(-cold // (2 * shape.elements)), memory / 2 // (2 * shape.elements))))
+        self.plain = [
+            torch.randn(self.n, self.k, generator=self.draw, device=self.draw.device, dtype=dtype) for _ in range(plain)
+        ]
+        self._layouts: dict[str, list[tuple[torch.Tensor, ...]]] = {}
+
+    def _weight(self) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self.draw.device
+        codes = torch.randint(0, 256, (self.n, self.k // 2), dtype=torch.uint8, generator=self.draw, device=device)
+        spread = torch.rand(self.n, self.k // BLOCK, generator=self.draw, device=device) * 10 - 5
+        return codes, torch.exp2(spread).to(torch.float8_e4m3fn)
+
+    def prepared(self, family: Family) -> list[tuple[torch.Tensor, ...]]:
+        """Each copy in the family's layout."""
+        if family.layout not in self._layouts:
+            self._layouts[family.layout] = [family.prepare(*weight) for weight in self.weights]
+        return self._layouts[family.layout]
+
+    def rows(self, m: int) -> tuple[torch.Tensor, float]:
+        """X [m, K] and its input scale."""
+        x = torch.randn(m, self.k, generator=self.draw, device=self.draw.device, dtype=self.dtype)
+        return x, float(x.abs().amax().float() / (codec.E2M1_MAX * codec.E4M3_MAX))
+
+    def answer(self, x: torch.Tensor, input_scale: float, activations: str) -> torch.Tensor:
+        """Y float32 [M, N] of the first copy, in plain torch and float32."""
+        x = x.float()
+        if activations == "w4a4":
+            x = codec.fake_quantize_activation(x, torch.tensor(input_scale, device=x.device))
+        codes, scales = self.weights[0]
+        global_scale = torch.tensor(self.weight_scale_2, device=x.device)
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            rows = max(BLOCK, (1 << 28) // self.k)
+            parts = [
+                F.linear(x, codec.dequantize(codes[at : at + rows], scales[at : at + rows], global_scale))
+                for at in range(0, self.n, rows)
+            ]
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+        return torch.cat(parts, -1)
+
+
+def _tune_one(
+    operands: _Operands, where: Target, m: int, dtype: torch.dtype, activations: str, reporter: Reporter
+) -> Entry | None:
+    """The entry of one shape and M; None where no family supports it (told to ``reporter``)."""
+    n, k = operands.n, operands.k
+    there, why = supported(where.arch, m, n, k, dtype, activations)
+    if not there:
+        reporter.info(f"{n}x{k} M={m} {activations} is left out: {why}")
+        return None
+    x, input_scale = operands.rows(m)
+    answer = operands.answer(x, input_scale, activations)
+    out = torch.empty(m, n, dtype=dtype, device=x.device)
+    timed: dict[str, list[tuple[Plan, Candidate]]] = {}
+    for family in families():
+        if not family.supports(where.arch, m, n, k, dtype, activations)[0]:
+            continue
+        for config in family.configs(m, n, k, where.multiprocessors, activations):
+            for pdl in (False, True):
+                plan = Plan(family, config, pdl, family.form_for(activations), "tuning")
+                fault = _fault(plan, operands, x, out, answer, input_scale)
+                if fault:
+                    reporter.warn(f"{family.name} {config} (pdl={pdl}) on {n}x{k} M={m} {activations}: {fault}")
+                    continue
+                thunks = [
+                    partial(execute, plan, x, prepared, out, k=k, weight_scale_2=operands.weight_scale_2,
+                            input_scale=input_scale)
+                    for prepared in operands.prepared(family)
+                ]  # fmt: skip
+                candidate = Candidate(family.name, thunks, 0, [])
+                timed.setdefault(family.name, []).append((plan, candidate))
+    if not timed:
+        raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
+    for group in timed.values():
+        for at in range(0, len(group), 16):  # graphs of a candidate hold memory while they live
+            time_cuda([candidate for _, candidate in group[at : at + 16]], seconds=0.0, least=4, most=4)
+    finalists = [pair for group in timed.values() for pair in sorted(group, key=_median)[:KEPT]]
+    # Into ``out`` as well: a graph of large outputs of their own would not fit.
+    plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
+    candidates = [candidate for _, candidate in finalists]
+    for candidate in candidates:
+        candidate.seconds.clear()
+    time_cuda([*candidates, plain], seconds=0.2, least=10, most=40)
+    results = [(plan, statistics.median(candidate.seconds) * 1e6) for plan, candidate in finalists]
+    return Entry(best_of(results), statistics.median(plain.seconds) * 1e6)
+
+
+def _median(pair: tuple[Plan, Candidate]) -> float:
+    return statistics.median(pair[1].seconds)
+
+
+def best_of(results: Iterable[tuple[Plan, float]]) -> list[Timed]:
+    """The fastest plan of each family with its microseconds, fastest first."""
+    best: dict[str, Timed] = {}
+    for plan, us in results:
+        name = plan.family.name
+        if name not in best or us < best[name].us:
+            best[name] = Timed(name, plan.config, plan.pdl, round(us, 3))
+    return sorted(best.values(), key=lambda timed: timed.us)
+
+
+def _fault(
+    plan: Plan, operands: _Operands, x: torch.Tensor, out: torch.Tensor, answer: torch.Tensor, input_scale: float
+) -> str | None:
+    """What is wrong with the plan's result, None if nothing is."""
+    out.fill_(float("nan"))
+    try:
+        prepared = operands.prepared(plan.family)[0]
+        execute(plan, x, prepared, out, k=operands.k, weight_scale_2=operands.weight_scale_2, input_scale=input_scale)
+    except ResetError as exc:
+        return str(exc)
+    error = float((out.float() - answer).norm() / answer.norm())
+    return None if error <= OFF else f"its result is off by {error:.3g}"
