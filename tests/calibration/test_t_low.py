@@ -6,7 +6,7 @@ import pytest
 from calibration_double import NumpyEngine, problem_set
 
 from resetcli.base.errors import ResetError, UsageError
-from resetcli.calibration.t_low import held_out, parse_t_lows, select_by_task, select_t_low
+from resetcli.calibration.t_low import held_out, parse_t_lows, select_t_low
 from resetcli.policy.settings import PolicySettings
 
 RESET = PolicySettings(tau_0=0.5)
@@ -39,13 +39,6 @@ def test_candidates_share_their_seeds_and_differ_in_t_low_only() -> None:
     assert {(settings.name, settings.tau_0) for _, settings in engine.calls} == {("reset", 0.5)}
 
 
-def test_by_task() -> None:
-    held = {"aime": (["a"], ["1"]), "gpqa": (["b"], ["A"])}
-    chosen = select_by_task(NumpyEngine(), held, [0.1, 0.2], settings=RESET,
-                            score=lambda text, target, _: float(text.startswith("0.2") == (target == "A")))  # fmt: skip
-    assert {choice.task: choice.t_low for choice in chosen} == {"aime": 0.1, "gpqa": 0.2}
-
-
 def test_held_out_is_disjoint_and_answered() -> None:
     """Rule: the n first problems are loaded, more when some of them have no answer, and an end is an error."""
     asked: list[int] = []
@@ -60,9 +53,9 @@ def test_held_out_is_disjoint_and_answered() -> None:
 
     assert held_out(load, ["id-0", "id-2"], 3) == (["problem 1", "problem 4", "problem 5"], ["1", "4", "5"])
     assert asked == [5, 6]
-    with pytest.raises(ResetError, match=r"needs 7 problems .* found 0"):
+    with pytest.raises(ResetError, match=r"needs 7 held-out problems .* the 2 of tau_0.*for 9, but the sample has 8"):
         held_out(load, ["id-0", "id-2"], 7)
-    with pytest.raises(ResetError, match=r"needs 6 problems .* found 5"):
+    with pytest.raises(ResetError, match="needs 6 held-out problems"):
         held_out(load, ["id-0", "id-2"], 6)
 
 

@@ -147,6 +147,39 @@ def test_calibrate_writes_the_configuration(reset, tiny_checkpoint, tiny_model_d
     assert bad.code == 1 and "unknown key 'tauu'" in bad.error
 
 
+def test_calibrate_selects_t_low(reset, tiny_checkpoint, tmp_path) -> None:
+    """Tried under the policy that will decode; what cannot work is refused before a model is loaded."""
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "t-nvfp4")
+    rows = [{"id": f"p{i}", "problem": f"{i} + {i}?", "answer": str(2 * i)} for i in range(6)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = ("calibrate", checkpoint, "--problems", "p.jsonl", "--max-new-tokens", 8, "--repeats", 2)
+    for wrong, code, message in (
+        (("--select-t-low", "0.1,0.3"), 1, "needs 8 held-out problems with answers beside the 5 of tau_0"),
+        (("--select-t-low", "0.1,1.3", "--select-problems", 1), 2, "--t-low 1.3 must not be above --t-high 1"),
+    ):
+        ran = reset(*args, *wrong, "--quiet")
+        assert ran.code == code and message in ran.error and ran.err == ran.error + "\n"
+        assert not (checkpoint / "reset_config.json").exists()
+
+    chosen = ("--select-t-low", "0.3,0.1", "--select-problems", 1, "--top-p", 0.9, "--t-high", 1.2)
+    ran = reset(*args, *chosen, "--json")
+    assert ran.code == 0, ran.err
+    selection = json.loads(ran.out)["t_low_selection"]
+    assert set(selection["avg@k"]) == {"0.1", "0.3"} and (selection["problems"], selection["repeats"]) == (1, 2)
+    assert selection["t_low"] == min((0.1, 0.3), key=lambda t: (-selection["avg@k"][f"{t:g}"], t))
+    saved = json.loads((checkpoint / "reset_config.json").read_text())
+    assert saved["t_low"] == selection["t_low"] and (saved["top_p"], saved["t_high"]) == (0.9, 1.2)
+    assert saved["t_low_by_task"]["aime"] == selection["t_low"] and "gpqa" not in saved["t_low_by_task"]
+    assert saved["calibration"]["t_low_selection"] == [selection]
+    if len(set(selection["avg@k"].values())) == 1:
+        assert "warning: every T_low scores" in ran.err
+
+    shown = reset(*args, *chosen, "--tasks", "gpqa")
+    assert shown.code == 0 and f"T_low {selection['t_low']:g} for gpqa" in shown.out
+    saved = json.loads((checkpoint / "reset_config.json").read_text())
+    assert saved["t_low_by_task"] == {"gpqa": selection["t_low"]}
+
+
 def test_calibrate_never_writes_into_a_bf16_model(reset, tiny_model_dir, tmp_path) -> None:
     (tmp_path / "p.jsonl").write_text('{"problem": "1 + 1?"}\n')
     args = ("calibrate", tiny_model_dir, "--problems", "p.jsonl", "--max-new-tokens", 4)

@@ -10,7 +10,7 @@ from resetcli.engines.protocol import Engine, Request
 def ask(
     engine: Engine, problem: str, name: str, *, request_id: str, index: int, repeat: int, limit: int, seed: int
 ) -> Request:
-    """One chat turn, thinking on, at most ``limit`` tokens; its key is ``sample_seed(seed, "calibrate", index, repeat)``.
+    """One chat turn, thinking on, at most ``limit`` tokens, keyed by ``sample_seed(seed, "calibrate", index, repeat)``.
 
     Raises:
         ResetError: the prompt fills the context; the message calls it ``name``.

@@ -6,7 +6,7 @@ scoring lives above calibration. All candidates get the same sample seeds, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,14 +76,13 @@ def held_out(
     """
     used = {str(i) for i in used_ids}
     wanted = len(used) + count
-    chosen: list[tuple[str, str]] = []
     while True:
         try:
             pool = load(wanted)
         except UsageError as exc:
             raise ResetError(
-                f"--select-t-low needs {count} problems with answers beside those of tau_0 and found {len(chosen)} "
-                f"({exc}); pass a larger file with --problems"
+                f"--select-t-low needs {count} held-out problems with answers beside the {len(used)} of tau_0, and "
+                f"there are not so many ({exc}); pass a larger file with --problems, or fewer with --select-problems"
             ) from exc
         chosen = [
             (problem, answer)
@@ -153,18 +152,10 @@ def select_t_low(
             if len(got) != len(requests):
                 raise ResetError(f"T_low {t_low:g}: {len(requests)} answers asked, {len(got)} came")
             scores[t_low] = sum(got[request.request_id] for request in requests) / len(requests)
+    if len(trials) > 1 and len(set(scores.values())) == 1:
+        reporter.warn(
+            f"every T_low scores {scores[trials[0]]:g} on {len(problems)} problems, so the lowest is taken; longer "
+            "answers (--max-new-tokens) or more problems (--select-problems) may tell them apart"
+        )
     best = max(trials, key=lambda t: (scores[t], -t))
     return TLowChoice(task, best, scores, len(problems), repeats)
-
-
-def select_by_task(
-    engine: Engine,
-    held: Mapping[str, tuple[Sequence[str], Sequence[str]]],
-    candidates: Sequence[float],
-    **options: Any,
-) -> list[TLowChoice]:
-    """``select_t_low`` for each task of ``held`` (task -> problems, answers); options as there."""
-    return [
-        select_t_low(engine, problems, answers, candidates, task=task, **options)
-        for task, (problems, answers) in held.items()
-    ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from resetcli.base.errors import UsageError
+from resetcli.base.reporting import Reporter
 from resetcli.cli import options as o
 from resetcli.cli.loading import MAX_NEW_TOKENS, EngineChoice, PolicyOptions, load
 from resetcli.cli.output import Output, table
+from resetcli.policy.settings import PolicySettings
 
 EMBEDDED_MAX_NEW_TOKENS = 512
 
@@ -76,7 +79,8 @@ def calibrate(
     from resetcli.calibration import tau0
     from resetcli.calibration.compare import compare_entropies, render_comparison
     from resetcli.calibration.record import config_directory, save_calibration
-    from resetcli.calibration.t_low import parse_t_lows
+    from resetcli.calibration.t_low import held_out, parse_t_lows
+    from resetcli.calibration.t_low import select_t_low as select_best
     from resetcli.data.problems import load_calibration_problems
     from resetcli.data.sources import DataSource
     from resetcli.evaluation.tasks import TASKS, resolve_tasks
@@ -91,8 +95,8 @@ def calibrate(
     count, file = _problems(problems)
     data = file if file is not None else DataSource.resolve(data_dir)
 
-    def chosen(n: int | None, own: bool) -> Any:
-        return load_calibration_problems(data, n, seed, own_if_offline=own, reporter=reporter)
+    def chosen(n: int | None, own: bool, told: Reporter = reporter) -> Any:
+        return load_calibration_problems(data, n, seed, own_if_offline=own, reporter=told)
 
     # Local problems are read before a checkpoint may have to be made.
     local = file is not None or (isinstance(data, DataSource) and data.data_dir is not None)
@@ -100,6 +104,18 @@ def calibrate(
     model = load(checkpoint, reporter)
     target = config_directory(model.path, nvfp4=model.nvfp4, output=output)
     picked = picked or chosen(count, model.embedded)
+    # Before a model is loaded: too few held-out problems or a T_low above T_high must not show after hours of answers.
+    trials = None
+    if candidates is not None:
+        trials = held_out(lambda n: chosen(n, model.embedded, Reporter()), picked.ids, select_problems)
+        old = model.config if output is None else None
+        policy = PolicySettings(
+            tau_0=1.0, t_low=max(candidates),
+            t_high=t_high if t_high is not None else old.t_high if old else PolicySettings.t_high,
+            window=window or (old.window if old else PolicySettings.window),
+            top_p=top_p or (old.top_p if old else PolicySettings.top_p),
+        )  # fmt: skip
+        policy.validate()
     bf16 = load(compare, reporter) if compare is not None else None
     limit = max_new_tokens or (EMBEDDED_MAX_NEW_TOKENS if model.embedded else MAX_NEW_TOKENS)
 
@@ -109,11 +125,10 @@ def calibrate(
             opened, picked, percentile=percentile, max_new_tokens=limit, seed=seed, reporter=reporter
         )  # fmt: skip
         choice = None
-        if candidates is not None:
-            choice = _select(
-                opened, result, lambda n: chosen(n, model.embedded), candidates,
-                task=tasks or "mathematics", count=select_problems, repeats=repeats, limit=limit, seed=seed,
-                reporter=reporter,
+        if candidates is not None and trials is not None:
+            choice = select_best(
+                opened, *trials, candidates, settings=replace(policy, tau_0=result.tau_0), score=_score,
+                task=tasks or "mathematics", repeats=repeats, max_new_tokens=limit, seed=seed, reporter=reporter,
             )  # fmt: skip
     finally:
         opened.close()
@@ -161,17 +176,8 @@ def _problems(value: str | None) -> tuple[int | None, Path | None]:
     return number, None
 
 
-def _select(engine: Any, result: Any, chosen: Any, candidates: list[float], *, task: str, count: int, repeats: int,
-            limit: int, seed: int, reporter: Any) -> Any:  # fmt: skip
-    """T_low by trial on problems that tau_0 did not use, judged by the evaluation's own scoring."""
-    from resetcli.calibration.t_low import held_out, select_t_low
+def _score(text: str, target: str, finish_reason: str) -> float:
+    """The evaluation's own judgement of a held-out problem's answer."""
     from resetcli.evaluation.scoring.score import score_output
-    from resetcli.policy.settings import PolicySettings
 
-    questions, answers = held_out(chosen, [answer.problem_id for answer in result.answers], count)
-    settings = PolicySettings(name="reset", tau_0=result.tau_0, tau_0_source="reset_config.json")
-    return select_t_low(
-        engine, questions, answers, candidates, task=task, settings=settings,
-        score=lambda text, target, finish: score_output("math", text, target, finish).score,
-        repeats=repeats, max_new_tokens=limit, seed=seed, reporter=reporter,
-    )  # fmt: skip
+    return score_output("math", text, target, finish_reason).score
