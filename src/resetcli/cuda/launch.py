@@ -39,9 +39,11 @@ class Function:
         self.device = module.device
         with _OnDevice(self.device):
             try:
+                # CuPy loads the file here, on its own current device.
                 self.handle = int(module.raw.get_function(name).kernel.ptr)
             except Exception as exc:  # CuPy's own error types, which need CuPy to name
-                raise ResetError(f"{module.build} has no kernel {name}: {exc}") from exc
+                where = torch.cuda.get_device_name(self.device)
+                raise ResetError(f"kernel {name} of {module.build} cannot be loaded on {where}: {exc}") from exc
             driver.load_function(self.handle, name)
             if shared_bytes > _FREE_SHARED:
                 driver.allow_shared(self.handle, shared_bytes, name)
@@ -60,15 +62,7 @@ class Module:
         self.build = what
         self.device = device
         cupy = import_cupy()
-        arch = architecture(torch.cuda.get_device_capability(device))
-        path = build(what, arch)
-        with _OnDevice(device), cupy.cuda.Device(device):
-            try:
-                self.raw = cupy.RawModule(path=str(path))
-            except Exception as exc:
-                raise ResetError(
-                    f"{what} for {arch} does not load on {torch.cuda.get_device_name(device)}: {exc}"
-                ) from exc
+        self.raw = cupy.RawModule(path=str(compiled_path(what, device)))
         self._functions: dict[tuple[str, int], Function] = {}
 
     def function(self, name: str, shared_bytes: int = 0) -> Function:
@@ -80,19 +74,22 @@ class Module:
 
 
 class _OnDevice:
-    """torch's current device for a while. CuPy has a current device of its own, so the driver's context is put back
-    by hand: whatever CuPy leaves behind, torch finds what it had."""
+    """torch's and CuPy's current device for a while. Each keeps its own, so the driver's context is put back by hand:
+    whatever CuPy leaves behind, torch finds what it had."""
 
     def __init__(self, device: int):
-        self._device = torch.cuda.device(device)
+        self._torch = torch.cuda.device(device)
+        self._cupy = import_cupy().cuda.Device(device)
 
     def __enter__(self) -> None:
         torch.cuda.init()
         self._before = driver.current_context()
-        self._device.__enter__()
+        self._torch.__enter__()
+        self._cupy.__enter__()
 
     def __exit__(self, *exc: Any) -> None:
-        self._device.__exit__(*exc)
+        self._cupy.__exit__(*exc)
+        self._torch.__exit__(*exc)
         if self._before is not None:
             driver.restore_context(self._before)
 

@@ -194,8 +194,7 @@ def _linear(
     check_input(x, k)
     _check_devices(x, parts)
     names = layout_names(layouts)
-    if names == ("rows",) and len(parts) == 2 and (parts[0].shape[0] != n or parts[0].shape[1] * 2 != k):
-        raise ResetError(f"the weight is [{parts[0].shape[0]}, {parts[0].shape[1] * 2}], not [{n}, {k}]")
+    _check_parts(parts, layouts, n, k)
     out = torch.empty(*x.shape[:-1], n, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
@@ -223,6 +222,25 @@ def _check_devices(x: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     for part in parts:
         if part.device != x.device:
             raise ResetError(f"x is on {x.device} but the weight on {part.device}; move one of them")
+
+
+def _check_parts(parts: Sequence[torch.Tensor], layouts: str, n: int, k: int) -> None:
+    """Raises:
+    ResetError: a weight that ``prepare_weight`` did not make or somebody changed since.
+    """
+    for part in parts:
+        if not part.is_contiguous() or part.data_ptr() % _ALIGNMENT:
+            raise ResetError(
+                f"a part of the weight is not contiguous from a {_ALIGNMENT}-byte boundary; prepare it anew"
+            )
+    if (rows := _slices(layouts).get("rows")) is None:
+        return
+    weight, scale = parts[rows]
+    if weight.dtype != torch.uint8 or scale.dtype != torch.float8_e4m3fn:
+        raise ResetError(f"the weight is {_kind(weight)} with scales {_kind(scale)}, not uint8 and float8_e4m3fn")
+    if weight.shape != (n, k // 2) or scale.shape != (n, k // BLOCK):
+        sizes = f"{list(weight.shape)} with scales {list(scale.shape)}"
+        raise ResetError(f"the weight is {sizes}, not [{n}, {k // 2}] with scales [{n}, {k // BLOCK}]")
 
 
 def _linear_fake(
