@@ -48,6 +48,7 @@ class Function:
             if shared_bytes > _FREE_SHARED:
                 driver.allow_shared(self.handle, shared_bytes, name)
             self.registers, self.local_bytes = driver.function_attributes(self.handle)
+            self.context = driver.current_context()
 
     def occupancy(self, threads: int, shared: int = 0) -> int:
         """Blocks of ``threads`` with ``shared`` bytes of dynamic shared memory that a multiprocessor holds at once."""
@@ -69,6 +70,7 @@ class Module:
         """The kernel ``name``, allowed ``shared_bytes`` of dynamic shared memory a block."""
         key = (name, shared_bytes)
         if (found := self._functions.get(key)) is None:
+            _refuse_capture(f"kernel {name} of {self.build}")
             found = self._functions[key] = Function(self, name, shared_bytes)
         return found
 
@@ -110,12 +112,14 @@ def load(what: Build, device: torch.device | int | None = None) -> Module:
         return found
     with _lock:
         if (found := _modules.get((what, index))) is None:
-            if torch.cuda.is_current_stream_capturing():
-                raise ResetError(
-                    f"{what} is not loaded yet and a CUDA graph is being captured; run the layer once before"
-                )
+            _refuse_capture(str(what))
             found = _modules[what, index] = Module(what, index)
     return found
+
+
+def _refuse_capture(what: str) -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise ResetError(f"{what} is not loaded yet and a CUDA graph is being captured; run the layer once before")
 
 
 def device_index(device: torch.device | int | None) -> int:
@@ -266,7 +270,7 @@ def launch(
     if torch._C._cuda_getDevice() == device:
         status = call(address, function.handle, packer.parameters, None)
         if status == driver.INVALID_CONTEXT:  # a thread on which torch has done nothing yet
-            torch.cuda.set_device(device)
+            driver.restore_context(function.context)
             status = call(address, function.handle, packer.parameters, None)
     else:
         with torch.cuda.device(device):
