@@ -223,6 +223,14 @@ def test_torch_compile_keeps_the_operation_whole(backend):
             assert float((got - expected).float().norm() / expected.float().norm()) < 1e-2
 
 
+def test_the_fake_implementations_tell_the_truth():
+    weight, x = held(512, 256), rows(3, 256)
+    checks = ("test_schema", "test_faketensor")
+    args = (x, weight.parts, weight.layouts, 512, 256, G, INPUT, "w4a4")
+    torch.library.opcheck(torch.ops.resetcli.nvfp4_linear.default, args, test_utils=checks)
+    torch.library.opcheck(torch.ops.resetcli.nvfp4_quantize.default, (x, INPUT), test_utils=checks)
+
+
 @pytest.mark.parametrize("n", [151936, 248320])
 def test_vocabulary_sized_n(n):
     weight = held(n, 1024)

@@ -264,16 +264,17 @@ def _get_ready(
     where = target(index)
     first = group.layers[0]
     n, k, activations = sum(group.sizes), first.in_features, first.activations
-    many = buckets(prefill)
-    decode = [*dict.fromkeys([max_batch, 1])]
+    many = buckets(max(prefill, max_batch))
+    decode = [max_batch]  # a decode step always has all rows
     for m in [*decode, *many]:
         there, why = supported(where.arch, m, n, k, dtype, activations)
         if not there:
             return f"{n}x{k} at M={m}: {why}"
     layouts = layouts_for(where, decode, many, n, k, dtype, activations)
-    # A weight of its own, so that a fault of its values is told as one and not as a failure of the kernels.
-    product = _prepare(group, *group.stacked(), layouts)
+    weight, scale = group.stacked()
+    _prepare(group, weight, scale, ())  # bad values are the checkpoint's fault, not one of the kernels
     try:
+        product = _prepare(group, weight, scale, layouts)
         for m in dict.fromkeys([*decode, *many]):
             product(torch.zeros(m, k, dtype=dtype, device=first.weight.device))
         torch.cuda.synchronize(index)
