@@ -1,16 +1,17 @@
 """Measuring which kernel is fastest for each shape, into the user's table (``reset bench-kernels --tune``).
 
 Every configuration of every family is timed as it will be used: BF16 or FP16 X in, Y out, quantization of X included,
-with and without programmatic dependent launch, by graph replay over rotated copies of the weight so that none is in
-cache. A configuration whose result is off is left out and reported: a fast wrong kernel must never enter a table. A
-first short round sorts out, a second one times each family's best together with BF16, interleaved, so that the
-figures that decide were taken side by side.
+by graph replay over rotated copies of the weight so that none is in cache. A configuration whose result is off is left
+out and reported: a fast wrong kernel must never enter a table. A first short round sorts out, a second one times each
+family's best, with and without programmatic dependent launch, together with BF16 and interleaved, so that the figures
+that decide were taken side by side.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 from resetcli.cuda.availability import kernels_available
+from resetcli.cuda.build import architecture_number
 from resetcli.cuda.dispatch import Plan, Target, dispatcher, dtype_name, supported, target
 from resetcli.cuda.driver import KernelsUnavailable, driver_version
 from resetcli.cuda.families import families
@@ -39,6 +41,8 @@ OFF = 1e-2
 """Error ||Y - R|| / ||R|| above which a configuration is wrong (16-bit results are within 4e-3)."""
 KEPT = 3
 """Configurations of a family that the second round times."""
+AT_ONCE = 16
+"""Configurations whose graphs live at the same time in the first round; a graph holds memory."""
 
 
 def tune(
@@ -171,37 +175,38 @@ def _tune_one(
     x, input_scale = operands.rows(m)
     answer = operands.answer(x, input_scale, activations)
     out = torch.empty(m, n, dtype=dtype, device=x.device)
-    timed: dict[str, list[tuple[Plan, Candidate]]] = {}
+
+    def candidate(plan: Plan) -> tuple[Plan, Candidate]:
+        thunks = [
+            partial(execute, plan, x, prepared, out, k=k, weight_scale_2=operands.weight_scale_2,
+                    input_scale=input_scale)
+            for prepared in operands.prepared(plan.family)
+        ]  # fmt: skip
+        return plan, Candidate(plan.family.name, thunks, 0, [])
+
+    overlap = architecture_number(where.arch) >= 90  # older ones know no programmatic dependent launch
+    finalists: list[tuple[Plan, Candidate]] = []
     for family in families():
         if not family.supports(where.arch, m, n, k, dtype, activations)[0]:
             continue
+        group = []
         for config in family.configs(m, n, k, where.multiprocessors, activations):
-            for pdl in (False, True):
-                plan = Plan(family, config, pdl, family.form_for(activations), "tuning")
-                fault = _fault(plan, operands, x, out, answer, input_scale)
-                if fault:
-                    reporter.warn(f"{family.name} {config} (pdl={pdl}) on {n}x{k} M={m} {activations}: {fault}")
-                    continue
-                thunks = [
-                    partial(execute, plan, x, prepared, out, k=k, weight_scale_2=operands.weight_scale_2,
-                            input_scale=input_scale)
-                    for prepared in operands.prepared(family)
-                ]  # fmt: skip
-                candidate = Candidate(family.name, thunks, 0, [])
-                timed.setdefault(family.name, []).append((plan, candidate))
-    if not timed:
+            plan = Plan(family, config, overlap, family.form_for(activations), "tuning")
+            fault = _fault(plan, operands, x, out, answer, input_scale)
+            if fault is None:
+                group.append(candidate(plan))
+            else:
+                reporter.warn(f"{family.name} {config} on {n}x{k} M={m} {activations} is left out: {fault}")
+        for at in range(0, len(group), AT_ONCE):
+            time_cuda([timed for _, timed in group[at : at + AT_ONCE]], seconds=0.0, least=4, most=4)
+        best = [plan for plan, _ in sorted(group, key=_median)[:KEPT]]
+        finalists += [candidate(replace(plan, pdl=pdl)) for plan in best for pdl in {overlap, False}]
+    if not finalists:
         raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
-    for group in timed.values():
-        for at in range(0, len(group), 16):  # graphs of a candidate hold memory while they live
-            time_cuda([candidate for _, candidate in group[at : at + 16]], seconds=0.0, least=4, most=4)
-    finalists = [pair for group in timed.values() for pair in sorted(group, key=_median)[:KEPT]]
     # Into ``out`` as well: a graph of large outputs of their own would not fit.
     plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
-    candidates = [candidate for _, candidate in finalists]
-    for candidate in candidates:
-        candidate.seconds.clear()
-    time_cuda([*candidates, plain], seconds=0.2, least=10, most=40)
-    results = [(plan, statistics.median(candidate.seconds) * 1e6) for plan, candidate in finalists]
+    time_cuda([*(timed for _, timed in finalists), plain], seconds=0.2, least=10, most=40)
+    results = [(plan, _median((plan, timed)) * 1e6) for plan, timed in finalists]
     return Entry(best_of(results), statistics.median(plain.seconds) * 1e6)
 
 
