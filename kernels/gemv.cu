@@ -1,0 +1,384 @@
+// Y = alpha * X W^T for 1 to 8 tokens on the CUDA cores, weights straight from the checkpoint's rows.
+//
+// What binds it: at one token, memory and nothing else, so the design is a stream. A warp owns ROWS rows; a lane reads
+// 16 bytes of each (two blocks of 16 codes) per chunk of 1024 along K and keeps DEPTH chunks of all its rows in
+// flight, from before griddepcontrol.wait on: weights do not depend on the kernel before this one. With more tokens
+// the issue slots bind, then L1 for the activations, which is why several rows share each activation that is read.
+//
+// The paper's three choices (arXiv 2606.13233, appendix) and how each is switched off for the ablation:
+//   C1  a weight tile is read once for all tokens       TOKENS=1 and one grid.y layer a token reads it for each
+//   C2  several rows and accumulator chains a thread    kernel gemv_r1_d1_c1: one row, one chunk, one chain
+//   C3  weights are dequantized in registers only       STAGE=1 sends them through shared memory
+//
+// ARITH selects the arithmetic on this one skeleton:
+//   1  int8: 2*e2m1 is an integer, a block is four dp4a, exact; then one float32 FMA with each scale. An int that
+//      starts at MAGIC_BITS reads as a float without conversion. One token: signs split into two lookups and two sums
+//      (fewest ALU operations). More: bytes 16 + w, unsigned, with -16 * sum(x) in the sum's start, so that decoding
+//      is paid once and each token costs four dp4a (OFFSET=0/1 overrides).
+//   2  half2: products of codes are exact in fp16, as is a block's sum (at most 8 of them a half).
+//   3  W4A16, bf16 X; 4  W4A16, fp16 X: weights to float32, FMA in float32.
+// What was traded: rows whose K is not divisible by 32 are 8-byte aligned, and take a build of VEC=1 with half as wide
+// loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
+//
+// K is split over `split` warps of the CTA and over `ranks` CTAs of a cluster; partial sums are added in that order,
+// so results do not depend on timing. Any N >= ROWS (N = 1 also with two rows), any K divisible by 16.
+#include "nvfp4.cuh"
+
+#ifndef ARITH
+#error "ARITH selects the arithmetic, 1 to 4"
+#endif
+#ifndef TOKENS
+#error "TOKENS is 1 to 8"
+#endif
+#ifndef VEC
+#define VEC 2
+#endif
+#ifndef OFFSET
+#define OFFSET (TOKENS > 1)
+#endif
+#ifndef STAGE
+#define STAGE 0
+#endif
+static constexpr int WARPS = 8;  // at most, a CTA
+
+#if ARITH == 1
+static constexpr int WORDS = OFFSET ? 4 : 8;  // of 4 bytes that a decoded block takes
+static constexpr float UNDO = 0.25f;          // 2x times 2w
+#elif ARITH == 2
+static constexpr int WORDS = 8;
+static constexpr float UNDO = E2M1_UNSTEP;
+#else
+static constexpr int WORDS = 16;
+static constexpr float UNDO = E2M1_UNSTEP;
+#endif
+
+// One lane's 8 * VEC bytes of a row and their VEC scales.
+struct Unit {
+  u32 q[2 * VEC];
+  u32 scale;
+};
+DEVICE void load(Unit& u, const u8* weight, const u8* scale) {
+#if VEC == 2
+  const uint4 v = load_weights16(weight);
+  u.q[0] = v.x, u.q[1] = v.y, u.q[2] = v.z, u.q[3] = v.w;
+  u.scale = load_scales2(scale);
+#else
+  const uint2 v = load_weights8(weight);
+  u.q[0] = v.x, u.q[1] = v.y;
+  u.scale = load_scale1(scale);
+#endif
+}
+
+// A block's 16 weights as the arithmetic wants them.
+DEVICE void decode(u32 low, u32 high, u32 (&w)[WORDS]) {
+  const u32 q[2] = {low, high};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+#if ARITH == 1
+    u32 a[2], b[2];
+    if (OFFSET) {
+      e2m1x8_to_offset(q[i], a);
+      w[2 * i] = a[0], w[2 * i + 1] = a[1];
+    } else {
+      e2m1x8_split(q[i], a, b);
+      w[2 * i] = a[0], w[2 * i + 1] = a[1];
+      w[WORDS / 2 + 2 * i] = b[0], w[WORDS / 2 + 2 * i + 1] = b[1];
+    }
+#else
+    u32 h[4];
+    e2m1x8_to_half2(q[i], h);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+#if ARITH == 2
+      w[4 * i + j] = h[j];
+#else
+      const float2 f = half2_to_float2(h[j]);
+      w[8 * i + half_pair_element(2 * j)] = __float_as_uint(f.x);
+      w[8 * i + half_pair_element(2 * j + 1)] = __float_as_uint(f.y);
+#endif
+    }
+#endif
+  }
+}
+
+#if STAGE
+// The ablation of C3: decoded weights by way of shared memory.
+DEVICE void through_shared(u32 (&w)[WORDS], u32* slot) {
+#pragma unroll
+  for (int i = 0; i < WORDS; i += 4)
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
+                 :: "r"((u32)__cvta_generic_to_shared(slot + i * 32)), "r"(w[i]), "r"(w[i + 1]), "r"(w[i + 2]), "r"(w[i + 3]));
+  __syncwarp(__activemask());
+#pragma unroll
+  for (int i = 0; i < WORDS; i += 4)
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
+                 : "r"((u32)__cvta_generic_to_shared(slot + i * 32)));
+  __syncwarp(__activemask());
+}
+#endif
+
+// One token's block: its activations and scale.
+struct Block {
+#if ARITH == 1
+  u32 x[4];
+  float scale;
+  int start;
+#elif ARITH == 2
+  u32 x[8];
+  float scale;
+#else
+  float x[16];
+#endif
+};
+
+// Where a lane finds its activations in a chunk: x at `at` with `stride` bytes between its pieces.
+struct Place {
+  const u8* x;
+  const u8* scale;
+  u32 stride;
+};
+DEVICE Place place(const u8* x, const u8* scales, int chunk, int lane, int units) {
+  const int unit = chunk * 32 + lane;
+#if ARITH == 1
+  const int pieces = VEC;
+  const u8* s = scales + unit * VEC * 8;
+#elif ARITH == 2
+  const int pieces = 2 * VEC;
+  const u8* s = scales + unit * VEC * 4;
+#else
+  return Place{x + (u32)unit * VEC * 32, scales, 16};
+#endif
+#if ARITH <= 2
+  return Place{x + (u32)chunk * 512 * pieces + lane * 16, s, (u32)min(32, units - chunk * 32) * 16};
+#endif
+}
+DEVICE void load(Block& t, const Place& p, int b, u32 token, u32 k) {
+#if ARITH == 1
+  const uint4 v = load16(p.x + b * p.stride + token * k);
+  const float2 s = load_float2(p.scale + b * 8 + token * (k / 2));
+  t.x[0] = v.x, t.x[1] = v.y, t.x[2] = v.z, t.x[3] = v.w;
+  t.scale = s.x;
+  t.start = __float_as_int(s.y);
+#elif ARITH == 2
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint4 v = load16(p.x + (2 * b + i) * p.stride + token * (2 * k));
+    t.x[4 * i] = v.x, t.x[4 * i + 1] = v.y, t.x[4 * i + 2] = v.z, t.x[4 * i + 3] = v.w;
+  }
+  t.scale = *(const float*)(p.scale + b * 4 + token * (k / 4));
+#else
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint4 v = load16(p.x + (2 * b + i) * p.stride + token * (2 * k));
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float2 f = pair_to_float2<ARITH == 3>(words[j]);
+      t.x[8 * i + 2 * j] = f.x;
+      t.x[8 * i + 2 * j + 1] = f.y;
+    }
+  }
+#endif
+}
+
+// acc + (sum of the block's 16 products) * the scales
+DEVICE float multiply(const u32 (&w)[WORDS], float scale, const Block& t, float acc) {
+#if ARITH == 1
+  int sum;
+  if (OFFSET) {
+    sum = t.start;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum = dp4a_unsigned(w[i], t.x[i], sum);
+  } else {
+    int minus = 0;
+    sum = MAGIC_BITS;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sum = dp4a(w[i], t.x[i], sum);
+      minus = dp4a(w[WORDS / 2 + i], t.x[i], minus);
+    }
+    sum -= minus;
+  }
+  // (MAGIC + sum) * scale - MAGIC * scale: exact, both products having few bits
+  return fmaf(fmaf(__int_as_float(sum), t.scale, -MAGIC * t.scale), scale, acc);
+#elif ARITH == 2
+  u32 a = mul_half2(w[0], t.x[0]), b = mul_half2(w[4], t.x[4]);
+#pragma unroll
+  for (int i = 1; i < 4; i++) {
+    a = fma_half2(w[i], t.x[i], a);
+    b = fma_half2(w[4 + i], t.x[4 + i], b);
+  }
+  const float2 f = half2_to_float2(add_half2(a, b));
+  return fmaf(f.x + f.y, scale * t.scale, acc);
+#else
+  float a = __uint_as_float(w[0]) * t.x[0], b = __uint_as_float(w[8]) * t.x[8];
+#pragma unroll
+  for (int i = 1; i < 8; i++) {
+    a = fmaf(__uint_as_float(w[i]), t.x[i], a);
+    b = fmaf(__uint_as_float(w[8 + i]), t.x[8 + i], b);
+  }
+  return fmaf(a + b, scale, acc);
+#endif
+}
+
+// Sums over the warp of V values a lane, V a power of two: lane l ends up with the sum of value `reduced_index(l)`.
+template <int V> DEVICE float reduce(float (&v)[V], int lane) {
+#pragma unroll
+  for (int o = 16, n = V; o; o >>= 1) {
+    if (n > 1) {
+      n >>= 1;
+#pragma unroll
+      for (int i = 0; i < V / 2; i++)
+        if (i < n) {
+          const bool up = lane & o;
+          const float send = up ? v[i] : v[i + n], keep = up ? v[i + n] : v[i];
+          v[i] = keep + __shfl_xor_sync(~0u, send, o);
+        }
+    } else {
+      v[0] += __shfl_xor_sync(~0u, v[0], o);
+    }
+  }
+  return v[0];
+}
+template <int V> DEVICE int reduced_index(int lane) {
+  int index = 0;
+#pragma unroll
+  for (int o = 16, n = V; o; o >>= 1)
+    if (n > 1) {
+      n >>= 1;
+      if (lane & o) index += n;
+    }
+  return index;
+}
+DEVICE constexpr int power_of_two(int n) {
+  int p = 1;
+  while (p < n) p *= 2;
+  return p;
+}
+
+DEVICE void store(u16* y, u64 at, float v, int fp16) { y[at] = fp16 ? float_to_half(v) : float_to_bf16(v); }
+
+template <int ROWS, int DEPTH, int CHAINS>
+DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y, float alpha, int n, int k,
+                 int split, int ranks, int fp16) {
+  constexpr int V = power_of_two(ROWS * TOKENS);
+  __shared__ float partial[WARPS][V];
+#if STAGE
+  __shared__ uint4 staged[WARPS][WORDS / 4 * 32];
+#endif
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = (blockDim.x >> 5) / split;
+  const int group = warp % groups, tile = blockIdx.x / ranks, rank = blockIdx.x - tile * ranks;
+  const int first = rank * split + warp / groups, parts = ranks * split;
+  const int row = max(0, min((tile * groups + group) * ROWS, n - ROWS));
+  const int units = k / (16 * VEC), chunks = (units + 31) >> 5;
+  const u32 row_bytes = n == 1 ? 0 : (u32)k / 2, row_scales = n == 1 ? 0 : (u32)k / 16;  // N = 1: one row, twice
+
+  let_next_launch();
+  const u8* wp = weight + (u64)row * row_bytes + (u32)(first * 32 + lane) * (8 * VEC);
+  const u8* sp = scale + (u64)row * row_scales + (u32)(first * 32 + lane) * VEC;
+  Unit u[DEPTH][ROWS];
+#pragma unroll
+  for (int d = 0; d < DEPTH; d++)
+    if ((first + d * parts) * 32 + lane < units)
+#pragma unroll
+      for (int r = 0; r < ROWS; r++)
+        load(u[d][r], wp + (u64)r * row_bytes + d * parts * (256 * VEC), sp + r * row_scales + d * parts * (32 * VEC));
+  wait_for_previous();
+
+  x += (u64)blockIdx.y * TOKENS * k * (ARITH == 1 ? 1 : 2);
+  x_scale += (u64)blockIdx.y * TOKENS * (ARITH == 1 ? k / 2 : k / 4);
+  float acc[CHAINS][ROWS * TOKENS];
+#pragma unroll
+  for (int c = 0; c < CHAINS; c++)
+#pragma unroll
+    for (int i = 0; i < ROWS * TOKENS; i++) acc[c][i] = 0.0f;
+
+  for (int base = first; base < chunks; base += DEPTH * parts) {
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) {
+      const int chunk = base + d * parts;
+      if (chunk * 32 + lane < units) {
+        const Place here = place(x, x_scale, chunk, lane, units);
+        float s[ROWS][VEC];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+          const float2 f = e4m3x2_to_float2(u[d][r].scale);
+          s[r][0] = f.x;
+          s[r][VEC - 1] = VEC == 2 ? f.y : f.x;
+        }
+#pragma unroll
+        for (int b = 0; b < VEC; b++) {
+          u32 w[ROWS][WORDS];
+#pragma unroll
+          for (int r = 0; r < ROWS; r++) {
+            decode(u[d][r].q[2 * b], u[d][r].q[2 * b + 1], w[r]);
+#if STAGE
+            through_shared(w[r], (u32*)staged[warp] + lane * 4);
+#endif
+          }
+#pragma unroll
+          for (int t = 0; t < TOKENS; t++) {
+            Block block;
+            load(block, here, b, t, k);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+              float& sum = acc[b % CHAINS][r * TOKENS + t];
+              sum = multiply(w[r], s[r][b], block, sum);
+            }
+          }
+        }
+        if ((chunk + DEPTH * parts) * 32 + lane < units)
+#pragma unroll
+          for (int r = 0; r < ROWS; r++)
+            load(u[d][r], wp + (u64)r * row_bytes + (chunk - first + DEPTH * parts) * (256 * VEC),
+                 sp + r * row_scales + (chunk - first + DEPTH * parts) * (32 * VEC));
+      }
+    }
+  }
+
+  float v[V];
+#pragma unroll
+  for (int i = 0; i < V; i++) {
+    v[i] = 0.0f;
+    if (i < ROWS * TOKENS)
+#pragma unroll
+      for (int c = 0; c < CHAINS; c++) v[i] += acc[c][i];
+  }
+  alpha *= UNDO;
+  const float sum = reduce<V>(v, lane);
+  const int index = reduced_index<V>(lane);
+  const bool lead = (lane & (32 / V - 1)) == 0 && index < ROWS * TOKENS;
+  if (parts == 1) {
+    if (lead && row + index / TOKENS < n)
+      store(y, (u64)(blockIdx.y * TOKENS + index % TOKENS) * n + row + index / TOKENS, sum * alpha, fp16);
+    return;
+  }
+  if (lead) partial[warp][index] = sum;
+  __syncthreads();
+  if (ranks > 1) cluster_sync();
+  // The CTA of rank r writes each ranks-th value.
+  const int values = groups * ROWS * TOKENS;
+  for (int i = threadIdx.x * ranks + rank; i < values; i += blockDim.x * ranks) {
+    const int g = i / (ROWS * TOKENS), j = i - g * (ROWS * TOKENS);
+    float total = 0.0f;
+    for (int c = 0; c < ranks; c++)
+      for (int p = 0; p < split; p++) {
+        const float* from = &partial[p * groups + g][j];
+        total += ranks > 1 ? load_of_rank(from, c) : *from;
+      }
+    const int at = max(0, min((tile * groups + g) * ROWS, n - ROWS)) + j / TOKENS;
+    if (at < n) store(y, (u64)(blockIdx.y * TOKENS + j % TOKENS) * n + at, total * alpha, fp16);
+  }
+  if (ranks > 1) cluster_sync();  // no CTA leaves while another reads its sums
+}
+
+// CTAS: how many CTAs of 8 warps a multiprocessor shall hold at least, 0 to leave the registers to the compiler.
+#define KERNEL(ROWS, DEPTH, CHAINS, CTAS)                                                                             \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS)                                                      \
+  gemv_r##ROWS##_d##DEPTH##_c##CHAINS(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y,      \
+                                      float alpha, int n, int k, int split, int ranks, int fp16) {                    \
+    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, n, k, split, ranks, fp16);                         \
+  }
+// KERNELS is a list of KERNEL(rows, depth, chains, ctas); the host's own is in resetcli/cuda/families/gemv.py.
+KERNELS

@@ -1,0 +1,294 @@
+// NVFP4 on the device: the format, and the few instructions that have no C++ name.
+//
+// Shared by every kernel of this folder. Nothing is included: the NVRTC wheels carry no cuda_fp16.h and no
+// cuda_fp4.h, so 16-bit numbers travel as bits in u16/u32 and every special instruction is inline PTX here, once.
+// Fall-backs for older architectures sit beside the instruction that they replace, so kernels stay free of guards.
+//
+// The format: a weight or activation is e2m1(code) * e4m3(scale of its block of 16 along K) * one global float.
+// A byte holds two codes, even k in the low nibble. A code is s ee m: 0 .5 1 1.5 2 3 4 6, bit 3 the sign.
+//
+// Exactness that kernels lean on:
+//   2 * e2m1 is an integer in [-12, 12]; a block's sum of 16 products of those fits 12 bits;
+//   e2m1 * e4m3 has at most 6 significant bits, is a multiple of 2^-10 and at most 2688: exact in fp16 and bf16,
+//   also when multiplied by 2^-14 (fp16's least positive number is 2^-24).
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define HAS_E4M3_CVT 1
+#else
+#define HAS_E4M3_CVT 0
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define HAS_CLUSTER 1  // thread block clusters and griddepcontrol
+#else
+#define HAS_CLUSTER 0
+#endif
+// The E2M1 conversion belongs to the architecture-specific targets (sm_100a, sm_120a), not to plain sm_100.
+#if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL) || \
+    defined(__CUDA_ARCH_FEAT_SM120_ALL) || defined(__CUDA_ARCH_FEAT_SM121_ALL)
+#define HAS_E2M1_CVT 1
+#else
+#define HAS_E2M1_CVT 0
+#endif
+
+static constexpr int BLOCK = 16;
+
+// ------------------------------------------------------------------------------------------------- memory
+// Weights pass through once: they bypass L1, where the activations live. volatile keeps prefetches where they stand.
+DEVICE uint4 load_weights16(const void* p) {
+  uint4 r;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+  return r;
+}
+DEVICE uint2 load_weights8(const void* p) {
+  uint2 r;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p));
+  return r;
+}
+// Scales of neighbouring chunks share a sector, so these do stay in L1.
+DEVICE u32 load_scales2(const void* p) {
+  u16 r;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
+  return r;
+}
+DEVICE u32 load_scale1(const void* p) {
+  u16 r;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=h"(r) : "l"(p));
+  return r;
+}
+// Activations come from the kernel before this one, so never through the non-coherent path.
+DEVICE uint4 load16(const void* p) { return *(const uint4*)p; }
+DEVICE float2 load_float2(const void* p) { return *(const float2*)p; }
+DEVICE void store16(void* p, uint4 v) { *(uint4*)p = v; }
+
+// ------------------------------------------------------------------------------------------------- bits
+DEVICE u32 prmt(u32 low, u32 high, u32 selector) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
+  return r;
+}
+DEVICE u32 low_twice(u32 pair) { return prmt(pair, pair, 0x1010); }    // both halves the lower one
+DEVICE u32 high_twice(u32 pair) { return prmt(pair, pair, 0x3232); }   // both halves the upper one
+
+// ------------------------------------------------------------------------------------------------- 16-bit floats
+DEVICE u32 mul_half2(u32 a, u32 b) {
+  u32 r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+DEVICE u32 fma_half2(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+DEVICE u32 add_half2(u32 a, u32 b) {
+  u32 r;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+DEVICE u32 mul_bf162(u32 a, u32 b) {  // as fma with -0, which sm_80 has and which keeps signs of zero
+  u32 r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+  return r;
+}
+DEVICE float half_to_float(u16 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+  return f;
+}
+DEVICE u16 float_to_half(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+DEVICE u16 float_to_bf16(float f) {
+  u16 h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+DEVICE float2 half2_to_float2(u32 h) { return make_float2(half_to_float((u16)h), half_to_float((u16)(h >> 16))); }
+DEVICE float2 bf162_to_float2(u32 h) { return make_float2(__uint_as_float(h << 16), __uint_as_float(h & 0xFFFF0000u)); }
+
+template <bool BF16> DEVICE float2 pair_to_float2(u32 h) { return BF16 ? bf162_to_float2(h) : half2_to_float2(h); }
+template <bool BF16> DEVICE u16 float_to_16(float f) { return BF16 ? float_to_bf16(f) : float_to_half(f); }
+template <bool BF16> DEVICE float float_from_16(u16 h) { return BF16 ? __uint_as_float((u32)h << 16) : half_to_float(h); }
+// f as it is after a stay in the 16-bit type
+template <bool BF16> DEVICE float through_16(float f) { return float_from_16<BF16>(float_to_16<BF16>(f)); }
+
+// ------------------------------------------------------------------------------------------------- E4M3
+// Two E4M3 bytes (the low half of v) to two fp16, exact; NaN stays NaN.
+DEVICE u32 e4m3x2_to_half2(u32 v) {
+#if HAS_E4M3_CVT
+  u32 r;
+  u16 h = (u16)v;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(h));
+  return r;
+#else
+  // s eeee mmm lands in an fp16 of exponent 8 less; 2^8 mends that, and subnormals with it.
+  u32 wide = (v & 0xFFu) | ((v & 0xFF00u) << 8);
+  u32 magnitude = (wide & 0x007F007Fu) << 7;
+  u32 nan = ((magnitude + 0x00800080u) >> 14 & 0x00010001u) * 0x7E00u;
+  return mul_half2(magnitude | ((wide & 0x00800080u) << 8), 0x5C005C00u) | nan;
+#endif
+}
+DEVICE float2 e4m3x2_to_float2(u32 v) { return half2_to_float2(e4m3x2_to_half2(v)); }
+
+// Nearest E4M3 byte of f in [2^-9, 448], ties to even. By arithmetic on every architecture: one byte a block.
+DEVICE u32 float_to_e4m3(float f) {
+  u32 bits = __float_as_uint(f);
+  if (f < 0.015625f) return __float_as_uint(f + 16384.0f) & 15u;  // subnormal, steps of 2^-9 = ulp(2^14)
+  bits += 0x0007FFFFu + (bits >> 20 & 1u);
+  return (bits >> 20) - (120u << 3);
+}
+
+// ------------------------------------------------------------------------------------------------- E2M1
+// Eight codes of q as four pairs of fp16, each times E2M1_STEP. In a pair lie the elements that `pair_element` names:
+// the cheap order of the architecture, which whoever lays out activations follows.
+#if HAS_E2M1_CVT
+static constexpr float E2M1_UNSTEP = 1.0f;
+DEVICE constexpr int half_pair_element(int slot) { return slot; }
+DEVICE void e2m1x8_to_half2(u32 q, u32 (&h)[4]) {
+  asm("{\n.reg .b8 a, b, c, d;\nmov.b32 {a, b, c, d}, %4;\n"
+      "cvt.rn.f16x2.e2m1x2 %0, a;\ncvt.rn.f16x2.e2m1x2 %1, b;\n"
+      "cvt.rn.f16x2.e2m1x2 %2, c;\ncvt.rn.f16x2.e2m1x2 %3, d;\n}"
+      : "=r"(h[0]), "=r"(h[1]), "=r"(h[2]), "=r"(h[3]) : "r"(q));
+}
+#else
+static constexpr float E2M1_UNSTEP = 16384.0f;  // s ee m as the top of an fp16 is the value times 2^-14
+DEVICE constexpr int half_pair_element(int slot) { return (slot >> 1) + 4 * (slot & 1); }
+DEVICE void e2m1x8_to_half2(u32 q, u32 (&h)[4]) {
+  u32 odd = (q & 0x80808080u) | ((q >> 3) & 0x0E0E0E0Eu);           // upper bytes of elements 1 3 5 7
+  u32 even = ((q << 4) & 0x80808080u) | ((q << 1) & 0x0E0E0E0Eu);   // of elements 0 2 4 6
+  h[0] = prmt(even, 0, 0x2404);
+  h[1] = prmt(odd, 0, 0x2404);
+  h[2] = even & 0xFF00FF00u;
+  h[3] = odd & 0xFF00FF00u;
+}
+#endif
+// The same as bf16, each times 2^-126: s ee m straddles the byte boundary there.
+DEVICE constexpr int bf16_pair_element(int slot) { return (slot >> 1) + 4 * (slot & 1); }
+DEVICE void e2m1x8_to_bf162(u32 q, u32 (&h)[4]) {
+  h[0] = ((q << 12) & 0x80008000u) | ((q << 6) & 0x01C001C0u);
+  h[1] = ((q << 8) & 0x80008000u) | ((q << 2) & 0x01C001C0u);
+  h[2] = ((q << 4) & 0x80008000u) | ((q >> 2) & 0x01C001C0u);
+  h[3] = (q & 0x80008000u) | ((q >> 6) & 0x01C001C0u);
+}
+// What brings those to value * scale * 2^-14: two E4M3 scales as bf16, times 2^112.
+DEVICE u32 e4m3x2_to_bf162_up(u32 v) {
+  float2 f = e4m3x2_to_float2(v);
+  return prmt(__float_as_uint(f.x * 0x1p112f), __float_as_uint(f.y * 0x1p112f), 0x7632);
+}
+
+// PRMT is a table of eight bytes; a selector nibble with bit 3 set gives eight copies of the byte's sign bit instead,
+// that is zero for these tables. So one lookup of the codes as they stand yields 2*|e2m1| where the code is positive
+// and 0 elsewhere, and one of the codes with their signs flipped the negative ones.
+static constexpr u32 TWICE_LOW = 0x03020100u, TWICE_HIGH = 0x0C080604u;
+DEVICE void e2m1x8_split(u32 q, u32 (&positive)[2], u32 (&negative)[2]) {
+  u32 flipped = q ^ 0x88888888u;
+  positive[0] = prmt(TWICE_LOW, TWICE_HIGH, q);
+  positive[1] = prmt(TWICE_LOW, TWICE_HIGH, q >> 16);
+  negative[0] = prmt(TWICE_LOW, TWICE_HIGH, flipped);
+  negative[1] = prmt(TWICE_LOW, TWICE_HIGH, flipped >> 16);
+}
+// Bytes 16 + 2*e2m1, in [4, 28], natural order: no byte borrows from its neighbour.
+DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2]) {
+  u32 positive[2], negative[2];
+  e2m1x8_split(q, positive, negative);
+  bytes[0] = 0x10101010u + positive[0] - negative[0];
+  bytes[1] = 0x10101010u + positive[1] - negative[1];
+}
+// Signed bytes 2*e2m1, natural order.
+DEVICE void e2m1x8_to_int8(u32 q, u32 (&bytes)[2]) {
+  u32 offset[2];
+  e2m1x8_to_offset(q, offset);
+  // byte - 16 without borrows between bytes: the sign bit is set aside and put back by xor
+  bytes[0] = ((offset[0] | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
+  bytes[1] = ((offset[1] | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
+}
+// E4M3 bytes of the same values, natural order.
+DEVICE void e2m1x8_to_e4m3(u32 q, u32 (&bytes)[2]) {
+  u32 magnitude = q & 0x77777777u, even = (q << 4) & 0x80808080u, odd = q & 0x80808080u;
+  bytes[0] = prmt(0x3C383000u, 0x4C484440u, magnitude) | prmt(even, odd, 0x5140);
+  bytes[1] = prmt(0x3C383000u, 0x4C484440u, magnitude >> 16) | prmt(even, odd, 0x7362);
+}
+
+// ------------------------------------------------------------------------------------------------- arithmetic
+DEVICE int dp4a(u32 a, u32 b, int c) {  // signed bytes
+  int r;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+DEVICE int dp4a_unsigned(u32 a, u32 b, int c) {  // a unsigned, b signed bytes
+  int r;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+// float bits of 1.5 * 2^23: an int sum that starts there reads as the float MAGIC + sum, no conversion needed
+static constexpr int MAGIC_BITS = 0x4B400000;
+static constexpr float MAGIC = 12582912.0f;
+
+template <bool BF16> DEVICE void mma_16x8x16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (BF16)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// ------------------------------------------------------------------------------------------------- launches
+// Programmatic dependent launch. Both are no-ops in a launch without the attribute.
+DEVICE void let_next_launch() {
+#if HAS_CLUSTER
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+DEVICE void wait_for_previous() {
+#if HAS_CLUSTER
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void cluster_sync() {
+#if HAS_CLUSTER
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// *p (shared memory of this CTA) as CTA `rank` of the cluster has it
+DEVICE float load_of_rank(const float* p, u32 rank) {
+#if HAS_CLUSTER
+  u32 own = (u32)__cvta_generic_to_shared(p), theirs;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(own), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(theirs));
+  return v;
+#else
+  return *p;
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------- layouts
+// Blocks that one lane reads of a row at once: two (16 bytes of codes), or one where rows are 8-byte aligned only.
+DEVICE int lane_blocks(int k) { return k & 31 ? 1 : 2; }
+
+// Activations for the tensor cores ("fragments"): [chunk][piece][token tile][lane][8 values]. A chunk is 64 * vec
+// along K, lane = 4 * (token & 7) + t holds the 16 * vec values that lane t of a quad multiplies, 8 a piece.
+// Returns the index of the piece of 8 values that holds k (a multiple of 8).
+DEVICE u64 fragment_piece(int token, int k, int tiles, int vec) {
+  int chunk = k / (64 * vec), rest = k - chunk * 64 * vec, t = rest / (16 * vec), piece = (rest - t * 16 * vec) >> 3;
+  return ((u64)(chunk * 2 * vec + piece) * tiles + (token >> 3)) * 32 + (token & 7) * 4 + t;
+}
+// Activations for the CUDA cores: a lane reads `vec` blocks of its token, each as `pieces` times 16 bytes. In a chunk
+// of 32 lanes the first pieces of all lanes come first, then the second ones, so that a warp reads 512 bytes in one
+// go. Returns the byte offset of a piece of block b in its row of `blocks`.
+DEVICE int lane_piece(int b, int blocks, int vec, int pieces, int piece) {
+  int unit = b / vec, chunk = unit >> 5, lanes = min(32, blocks / vec - chunk * 32);
+  return chunk * 512 * vec * pieces + ((b - unit * vec) * pieces + piece) * lanes * 16 + (unit & 31) * 16;
+}

@@ -1,0 +1,121 @@
+"""The portable tensor-core family (kernels/mma.cu): weights as the 16-row operand, any number of tokens, best to 64.
+
+A configuration is {"rows": tiles of 16 rows a warp, "tiles": of 8 tokens a CTA, "depth": chunks of K in flight,
+"warps": of a CTA, "split": of those along K, "ranks": CTAs of a cluster along K}.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from resetcli.cuda.activations import BLOCK, Activations
+from resetcli.cuda.build import Build, architecture_number
+from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.gemv import _has_clusters
+
+_KERNELS = {
+    2: (
+        (1, 1, 4, 0), (1, 1, 8, 0), (2, 1, 2, 0), (2, 1, 4, 0), (1, 2, 4, 0), (2, 2, 2, 0), (1, 4, 2, 0), (2, 4, 2, 1),
+        (1, 8, 2, 0), (2, 8, 1, 0),
+    ),
+    1: ((1, 1, 4, 2), (1, 2, 2, 2), (1, 4, 2, 2), (1, 8, 2, 1)),
+}  # fmt: skip
+"""Kernels by blocks a lane (VEC): row tiles, token tiles, depth, and CTAs that a multiprocessor shall hold at least (0:
+as ptxas likes); none spills on any architecture."""
+_MAX_SHARED = 96 * 1024
+
+
+class Mma(Family):
+    """Swap-AB mma.m16n8k16: W4A4 in fp16, W4A16 in X's type."""
+
+    name, layout, form = "mma", "rows", "fragments"
+
+    def form_for(self, activations: str) -> str:
+        return "fragments16" if activations == "w4a16" else "fragments"
+
+    def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
+        if architecture_number(arch) < 80:
+            return False, f"{arch} is older than sm_80"
+        if dtype not in DTYPES:
+            return False, f"{dtype} is neither bfloat16 nor float16"
+        if m < 1 or n < 1 or k < BLOCK or k % BLOCK:
+            return False, f"M={m}, N={n}, K={k}: they must be positive and K divisible by {BLOCK}"
+        if n * k // 2 >= 1 << 32 or m > 8 * 65535:
+            return False, f"M={m}, N={n}, K={k}: too large for 32-bit offsets"
+        return True, ""
+
+    def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
+        vec = 2 if k % 32 == 0 else 1
+        tokens = -(-m // 8)
+        wanted = next((t for t in (1, 2, 4) if t >= tokens), 8)
+        chunks = -(-k // (64 * vec))
+        found = []
+        for rows, tiles, depth, _ in _KERNELS[vec]:
+            if tiles != wanted:
+                continue
+            for warps in (4, 8):
+                for split in (1, 2, 4, 8):
+                    for ranks in (1, 2, 4):
+                        config = {"rows": rows, "tiles": tiles, "depth": depth, "warps": warps, "split": split,
+                                  "ranks": ranks}  # fmt: skip
+                        if split <= warps and split * ranks <= chunks and _shared(config) <= _MAX_SHARED:
+                            found.append(config)
+        best = min(found, key=lambda config: _cost(config, n, chunks, multiprocessors))
+        return [best, *(config for config in found if config is not best)]
+
+    def builds(self, arch: str) -> list[Build]:
+        if architecture_number(arch) < 80:
+            return []
+        return [_build(dtype, vec) for dtype in DTYPES for vec in _KERNELS]
+
+    def prepare(self, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return weight, scale
+
+    def run(
+        self,
+        config: dict[str, Any],
+        acts: Activations,
+        prepared: tuple[torch.Tensor, ...],
+        out: torch.Tensor,
+        alpha: float,
+        *,
+        n: int,
+        k: int,
+        pdl: bool = False,
+    ) -> None:
+        from resetcli.cuda.launch import launch, load
+
+        x = acts.tensors[0]
+        shared = _shared(config)
+        module = load(_build(x.dtype, 2 if k % 32 == 0 else 1), out.device)
+        function = module.function(f"mma_r{config['rows']}_t{config['tiles']}_d{config['depth']}", shared)
+        ranks = config["ranks"] if _has_clusters(out) else 1
+        tiles = -(-n // (16 * config["rows"] * (config["warps"] // config["split"])))
+        grid = (tiles * ranks, -(-acts.m // (8 * config["tiles"])))
+        args = (*prepared, x, out, alpha, acts.m, n, k, config["split"], ranks, int(out.dtype == torch.float16))
+        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks)
+
+
+def _shared(config: dict[str, Any]) -> int:
+    """Bytes of partial sums of one CTA."""
+    pitch = 8 if config["tiles"] == 1 else 8 * config["tiles"] + 8
+    return config["warps"] * 16 * config["rows"] * pitch * 4
+
+
+def _cost(config: dict[str, Any], n: int, chunks: int, multiprocessors: int) -> tuple[float, ...]:
+    """Favours some 12 warps a multiprocessor, then few parts of K and deep prefetch."""
+    parts = config["split"] * config["ranks"]
+    warps = -(-n // (16 * config["rows"])) * parts
+    idle = max(0.0, 12 * multiprocessors / warps - 1)
+    short = max(0.0, config["depth"] * parts / chunks - 1)
+    return (idle + short + 0.03 * parts + 0.05 * config["ranks"], -config["depth"] * config["rows"], -config["warps"])
+
+
+def _build(dtype: torch.dtype, vec: int) -> Build:
+    listed = " ".join(f"KERNEL({','.join(map(str, kernel))})" for kernel in _KERNELS[vec])
+    return Build("mma.cu", (("X_BF16", int(dtype == torch.bfloat16)), ("VEC", vec), ("KERNELS", listed)))
+
+
+FAMILIES: list[Family] = [Mma()]

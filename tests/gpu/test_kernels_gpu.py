@@ -1,0 +1,304 @@
+"""Every kernel family and every form of activations on a real GPU, against float64 and against ``nvfp4.codec``.
+
+One problem serves all families, types of activations and M (rows of one X), so that a run is short. Families take
+part by being registered; a shape that a family does not support is left to the others.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_oracle import Case, activation_values, faults, make_case, poisoned, values
+
+from resetcli.nvfp4 import codec
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+DTYPES = (torch.bfloat16, torch.float16)
+MODES = ("w4a4", "w4a16")
+MS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 33, 64, 128)
+PAPER = (
+    (6144, 4096), (4096, 4096), (12288, 4096), (4096, 12288), (7168, 5120), (5120, 5120), (17408, 5120), (5120, 17408),
+    (10240, 5120), (5120, 8192), (25600, 5120), (5120, 25600),
+)  # fmt: skip
+ODD = (
+    (40, 16), (40, 48), (1000, 1008), (1, 4096), (2, 32), (3, 5136), (15, 1024), (129, 5136), (1000, 5120), (40, 3584),
+    (65, 1056), (257, 992), (96, 18944),
+)  # fmt: skip
+QUANTIZED = ("nvfp4", "int8", "e4m3", "f16", "q16", "fragments")
+
+
+@pytest.fixture(scope="session")
+def arch() -> str:
+    from resetcli.cuda.availability import kernels_available
+    from resetcli.cuda.build import architecture
+
+    there, why = kernels_available()
+    assert there, why
+    return architecture(torch.cuda.get_device_capability())
+
+
+@pytest.fixture(scope="session")
+def members(arch):
+    """All families, everything of theirs compiled, on all cores at once."""
+    from resetcli.cuda import activations
+    from resetcli.cuda.build import build
+    from resetcli.cuda.families import families
+
+    wanted = {each for family in families() for each in family.builds(arch)} | set(activations.builds(arch))
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda each: build(each, arch), wanted))
+    return families()
+
+
+def supported(family, arch: str, m: int, case: Case, dtype: torch.dtype, mode: str) -> bool:
+    return family.supports(arch, m, case.n, case.k, dtype, mode)[0]
+
+
+def product(family, config, case: Case, m: int, mode: str, prepared, *, pdl: bool = False) -> torch.Tensor:
+    """Y of the case's first m rows; asserts that nothing beyond Y was written."""
+    from resetcli.cuda.activations import quantize
+
+    out, guard = poisoned(m, case.n, case.x.dtype)
+    acts = quantize(case.x[:m], case.input_scale, family.form_for(mode), pdl=pdl)
+    family.run(config, acts, prepared, out, case.alpha(mode), n=case.n, k=case.k, pdl=pdl)
+    assert bool(torch.isnan(guard).all()), f"{family.name} {config} writes beyond its output"
+    return out
+
+
+def wrong(family, config, case: Case, m: int, mode: str, prepared) -> str:
+    fault = faults(product(family, config, case, m, mode, prepared), case.answer[mode][:m], case.size[mode][:m])
+    return fault and f"{family.name} {config} {mode} M={m} N={case.n} K={case.k} {case.x.dtype}: {fault}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [*PAPER, *ODD, (151936, 4096)], ids=str)
+def test_products(members, arch, shape, dtype):
+    case = make_case(*shape, max(MS), dtype, seed=sum(shape))
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    found, served = [], set()
+    for family in members:
+        prepared = family.prepare(case.weight, case.scale)
+        for mode in MODES:
+            for m in MS if shape[0] < 100_000 else (1, 8, 33):
+                if supported(family, arch, m, case, dtype, mode):
+                    config = family.configs(m, case.n, case.k, processors, mode)[0]
+                    found.append(wrong(family, config, case, m, mode, prepared))
+                    served.add((mode, m))
+    assert not any(found), "\n".join(filter(None, found))
+    assert {(mode, m) for mode in MODES for m in (1, 8, 33)} <= served
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1000, 1008), (520, 4096), (264, 5120), (72, 5136)], ids=str)
+def test_all_configurations(members, arch, shape, dtype):
+    case = make_case(*shape, 64, dtype, seed=5)
+    found = []
+    for family in members:
+        prepared = family.prepare(case.weight, case.scale)
+        for mode in MODES:
+            for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 24, 64):
+                if supported(family, arch, m, case, dtype, mode):
+                    configs = family.configs(m, case.n, case.k, 132, mode)
+                    found += [wrong(family, config, case, m, mode, prepared) for config in configs]
+    assert not any(found), "\n".join(filter(None, found))
+
+
+def test_ablations_compute_the_same(members, arch):
+    case = make_case(1024, 4096, 8, torch.bfloat16, seed=6)
+    found = []
+    for family in members:
+        if hasattr(family, "ablations"):
+            prepared = family.prepare(case.weight, case.scale)
+            for m in (1, 4, 8):
+                for config in family.ablations(m, case.n, case.k, 132).values():
+                    found.append(wrong(family, config, case, m, "w4a4", prepared))
+    assert found and not any(found), "\n".join(filter(None, found))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_judge_catches_wrong_outputs(dtype):
+    case = make_case(256, 1024, 4, dtype, seed=7)
+    answer, size = case.answer["w4a4"], case.size["w4a4"]
+    right = answer.to(dtype)
+    assert faults(right, answer, size) == ""
+    assert "out of bounds" in faults(torch.zeros_like(right), answer, size)
+    unwritten = right.clone()
+    unwritten[3, 255] = torch.nan
+    assert "not finite" in faults(unwritten, answer, size)
+    assert faults(right.roll(1, 1), answer, size) and faults(right.roll(1, 0), answer, size)
+    assert faults(right * 1.01, answer, size)
+    assert float(case.scale.float().min()) == 2.0**-9 and float(case.scale.float().max()) == 448
+
+
+def test_results_are_bit_equal_again_and_in_a_graph_with_overlap(members, arch):
+    """Twice the same; then a chain of dependent launches (PDL) captured and replayed with new inputs."""
+    from resetcli.cuda.activations import quantize
+
+    case = make_case(2048, 2048, 8, torch.bfloat16, seed=8)
+    other = make_case(2048, 2048, 8, torch.bfloat16, seed=9)
+    for family in members:
+        for m in (1, 5, 8):
+            if not supported(family, arch, m, case, torch.bfloat16, "w4a4"):
+                continue
+            prepared = family.prepare(case.weight, case.scale)
+            config = family.configs(m, case.n, case.k, 132, "w4a4")[0]
+            alpha, form = case.alpha("w4a4"), family.form_for("w4a4")
+
+            def chain(x, pdl, prepared=prepared, config=config, alpha=alpha, form=form, family=family):
+                outs = []
+                for _ in range(6):  # each reads what the one before wrote
+                    out = torch.full((x.shape[0], case.n), torch.nan, dtype=x.dtype, device="cuda")
+                    acts = quantize(x, case.input_scale, form, pdl=pdl)
+                    family.run(config, acts, prepared, out, alpha / 100, n=case.n, k=case.k, pdl=pdl)
+                    outs.append(out)
+                    x = out
+                return torch.cat(outs)
+
+            plain = [chain(each.x[:m].clone(), False) for each in (case, other, case)]
+            assert torch.equal(plain[0], plain[2])
+            overlap = arch not in ("sm_80", "sm_86", "sm_89")
+            x = case.x[:m].clone()
+            chain(x, overlap)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = chain(x, overlap)
+            for each, want in zip((case, other, case), plain, strict=False):
+                x.copy_(each.x[:m])
+                graph.replay()
+                assert torch.equal(result, want), f"{family.name} M={m} differs in a graph with overlapping launches"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fp16_overflows_to_infinity_where_the_answer_does(members, arch, mode):
+    case = make_case(512, 1024, 8, torch.float16, seed=10)
+    case.weight_scale_2[mode] *= 1000.0
+    answer = case.answer[mode] * 1000.0
+    for family in members:
+        if not supported(family, arch, 8, case, torch.float16, mode):
+            continue
+        config = family.configs(8, case.n, case.k, 132, mode)[0]
+        y = product(family, config, case, 8, mode, family.prepare(case.weight, case.scale)).double()
+        over, under = answer.abs() > 65600, answer.abs() < 65400
+        assert bool(over.any()) and torch.equal(
+            y[over], torch.copysign(torch.full_like(y[over], torch.inf), answer[over])
+        )
+        assert bool(torch.isfinite(y[under]).all())
+
+
+def natural(arch: str) -> bool:
+    return arch in ("sm_100a", "sm_120a")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_codes_equal_the_rule_bit_for_bit(arch, dtype):
+    from resetcli.cuda.activations import quantize
+
+    every = torch.arange(-32768, 32768, device="cuda").short().view(dtype).clone()
+    every = every[torch.isfinite(every)]
+    draw = torch.Generator("cuda").manual_seed(1)
+    shuffled = every[torch.randint(0, every.numel(), (96 * 4096,), generator=draw, device="cuda")].view(96, 4096)
+    for x, scales in (
+        (shuffled, (1e-30, 1e-12, 5e-7, 1e-3, 0.037, 1.0, 333.0, 2.5e5)),
+        (torch.randn(512, 5120, device="cuda", generator=draw).to(dtype), (1e-3, 0.00171, 0.00093)),
+    ):
+        x[0, :16] = 0.0
+        x[1, :16] = -0.0
+        for scale in scales:
+            scale = float(torch.tensor(scale))
+            packed, block_scales = codec.quantize(x, torch.tensor(scale, device="cuda"))
+            got = quantize(x, scale, "nvfp4").tensors
+            assert torch.equal(got[0], packed), f"codes differ at input scale {scale}"
+            assert torch.equal(got[1].view(torch.uint8), block_scales.view(torch.uint8)), f"scales differ at {scale}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 16), (3, 48), (2, 1008), (5, 1120), (9, 2048), (33, 5120), (1, 25600)], ids=str)
+def test_every_form_holds_the_same_values(arch, shape, dtype):
+    from resetcli.cuda.activations import quantize
+
+    case = make_case(8, shape[1], shape[0], dtype, seed=11)
+    want = values(case.x, case.input_scale)
+    for form in QUANTIZED:
+        got = activation_values(quantize(case.x, case.input_scale, form), natural(arch))
+        assert torch.equal(got, want), form
+    raw = quantize(case.x, None, "fragments16")
+    assert torch.equal(activation_values(raw, natural(arch)), case.x.double())
+
+
+def test_nan_spreads_over_its_block_and_infinity_saturates(arch):
+    from resetcli.cuda.activations import quantize
+
+    x = torch.randn(2, 64, device="cuda").bfloat16()
+    x[0, 3], x[0, 20], x[1, 40] = torch.nan, torch.inf, -torch.inf
+    want = codec.fake_quantize_activation(x, torch.tensor(1e-3, device="cuda"))
+    for form in ("nvfp4", "int8", "q16"):
+        got = (activation_values(quantize(x, 1e-3, form), natural(arch)).float() * 1e-3).bfloat16()
+        assert bool(torch.isnan(got[0, :16]).all()), form
+        torch.testing.assert_close(got[:, 16:], want[:, 16:], rtol=2**-7, atol=0)
+
+
+def share_of_differences(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got != want).double().mean())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", ["nvfp4", "int8", "fragments"])
+def test_fused_producers_equal_the_modules(arch, form, dtype):
+    from resetcli.cuda import activations
+
+    torch.manual_seed(3)
+    for m, k in ((1, 5120), (8, 4096), (3, 1008), (2, 17408)):
+        x = (torch.randn(m, k, device="cuda") * 3).to(dtype)
+        weight = (torch.rand(k, device="cuda") + 0.5).to(dtype)
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        normed = weight * normed.to(dtype)
+        g = float(normed.abs().max().float() / 2688)
+        got = activation_values(activations.quantize_rmsnorm(x, weight, 1e-6, g, form), natural(arch))
+        # torch adds the squares in another order: some values round the other way
+        assert share_of_differences(got, values(normed, g)) < 2e-3
+
+        both = (torch.randn(m, 2 * k, device="cuda") * 2).to(dtype)
+        gate, up = both[:, :k], both[:, k:]
+        product = F.silu(gate) * up
+        g = float(product.abs().max().float() / 2688)
+        got = activation_values(activations.quantize_silu(gate, up, g, form), natural(arch))
+        assert share_of_differences(got, values(product, g)) < 1e-4
+
+        h = torch.ones(1, 1, device="cuda")
+        for _ in range(4):
+            h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+        rotated = (x.double().view(m, -1, 16) @ h.double() / 4).view(m, k).to(dtype)
+        g = float(rotated.abs().max().float() / 2688)
+        got = activation_values(activations.quantize(x, g, form, rotate=True), natural(arch))
+        assert share_of_differences(got, values(rotated, g)) < 1e-4
+
+
+def test_misaligned_and_strided_inputs_are_read_right(arch):
+    from resetcli.cuda.activations import quantize, quantize_silu
+
+    store = torch.randn(4 * 1024 + 1, device="cuda").bfloat16()
+    for x in (store[1:].view(4, 1024), store[:-1].view(1024, 4).T, store[:-1].view(2, 2048)[:, 512:1536]):
+        want = values(x.contiguous(), 1e-3)
+        assert torch.equal(activation_values(quantize(x, 1e-3, "nvfp4"), natural(arch)), want)
+    odd = torch.randn(4, 2 * 1024 + 1, device="cuda").bfloat16()
+    gate, up = odd[:, :1024], odd[:, 1025:]
+    assert torch.equal(
+        activation_values(quantize_silu(gate, up, 1e-3, "nvfp4"), natural(arch)),
+        activation_values(quantize_silu(gate.contiguous(), up.contiguous(), 1e-3, "nvfp4"), natural(arch)),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5, 48), (7, 1056), (1000, 4096)], ids=str)
+def test_dequantized_weights_are_exact(members, shape, dtype):
+    from kernel_oracle import unpack
+
+    from resetcli.cuda.families.dense import dequantize
+
+    case = make_case(*shape, 1, dtype, seed=12)
+    assert torch.equal(dequantize(case.weight, case.scale, dtype).double(), unpack(case.weight, case.scale))
