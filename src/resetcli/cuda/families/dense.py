@@ -29,6 +29,7 @@ class Dense(Family):
     """Unpacked weights times 16-bit X through the library."""
 
     name, layout, form = "dense", "rows", "q16"
+    cost_model = (8.0, 0.01)  # 16 bit written and read for each 4.5 bit read
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if architecture_number(arch) < 80:

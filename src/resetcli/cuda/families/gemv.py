@@ -9,6 +9,7 @@ arithmetic. A configuration is {"rows", "depth", "chains": which kernel; "warps"
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Gemv(Family):
 
     def __init__(self, name: str, form: str):
         self.name, self.form = name, form
+        self.cost_model = (0.9, 0.21) if form == "int8" else (0.95, 0.31)  # as prototypes of both ran on an H200
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if architecture_number(arch) < 80:
@@ -154,7 +156,7 @@ class Gemv(Family):
         ranks = config["ranks"] if _has_clusters(out) else 1
         groups = config["warps"] // config["split"]
         tiles = -(-n // (config["rows"] * groups))
-        args = (*prepared, acts.tensors[0], acts.tensors[-1], out, alpha, n, k, config["split"], ranks,
+        args = (*prepared, acts.tensors[0], acts.tensors[-1], out, alpha, acts.m, n, k, config["split"], ranks,
                 int(out.dtype == torch.float16))  # fmt: skip
         grid = (tiles * ranks, acts.m // tokens)
         launch(load(build, out.device).function(name), grid, 32 * config["warps"], args, pdl=pdl, cluster=ranks)
@@ -164,7 +166,9 @@ class Gemv(Family):
             return _FP16 if dtype == torch.float16 else _BF16
         return _INT8 if self.form == "int8" else _HALF2
 
-    def _build(self, arithmetic: int, tokens: int, vec: int, *, stage: bool = False) -> Build:
+    @staticmethod
+    @lru_cache(maxsize=256)  # made at every launch
+    def _build(arithmetic: int, tokens: int, vec: int, *, stage: bool = False) -> Build:
         chosen = kernels(arithmetic, tokens, vec)
         if stage:
             chosen = ((2, 2, 1, 1),)
