@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+NVIDIA_DRIVER ?= /proc/driver/nvidia/version
 
 help:
 	@sed -n '1,3p' Makefile
@@ -25,7 +26,7 @@ $(BIN)/python:
 
 # torch first and alone: the PyPI build brings gigabytes of CUDA libraries that a machine without a GPU never loads.
 $(VENV)/.torch: constraints.txt | $(BIN)/python
-	@if [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi >/dev/null 2>&1; then \
+	@if [ -e $(NVIDIA_DRIVER) ] || command -v nvidia-smi >/dev/null 2>&1; then \
 		echo "installing torch $(TORCH) (NVIDIA driver found)"; \
 		$(PIP) install "torch==$(TORCH)" -c constraints.txt; \
 	else \
