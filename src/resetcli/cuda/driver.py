@@ -36,7 +36,9 @@ class Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
+    """CUlaunchConfig; ``kept`` keeps what its pointer points to."""
+
+    kept: object
 
     _fields_ = (
         ("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("stream", c_void_p),
@@ -160,4 +162,5 @@ def launch_config(
     config.shared = shared
     config.attributes = ctypes.cast(attributes, POINTER(Attribute)) if count else None
     config.n_attributes = count
+    config.kept = attributes
     return config, ctypes.addressof(config)
