@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 
 REMIND_SECONDS = 30.0
@@ -129,9 +130,20 @@ class Output:
             self.write((text if isinstance(text, str) else text()) + "\n")
 
     def write(self, text: str) -> None:
-        """Text on the real standard output, at once."""
-        self.stream.write(text)
-        self.stream.flush()
+        """Text on the real standard output, at once.
+
+        Raises:
+            ResetError: it cannot take it, as a file on a full disk. A reader that has gone is a BrokenPipeError still.
+        """
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            raise ResetError(
+                f"cannot write standard output: {exc.strerror or exc}; free space, and run the command again"
+            ) from exc
 
 
 _kept: TextIO | None = None
@@ -156,7 +168,8 @@ def restore_stdout() -> None:
             sys.stdout.flush()
         os.dup2(_kept.fileno(), 1)
         stream, _kept = _kept, None
-        with contextlib.suppress(BrokenPipeError):
+        # What could not be written has been told of already, and closing tries once more.
+        with contextlib.suppress(OSError):
             stream.close()
 
 

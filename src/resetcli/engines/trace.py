@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -13,33 +15,54 @@ from resetcli.policy.settings import PolicySettings
 
 
 class TraceWriter:
-    """Writes as tokens come, so that an interrupted run keeps the tokens it drew. Use as a context manager.
+    """Writes as tokens come, one whole line a write, so that an interrupted, killed or failed run keeps the tokens it
+    drew and no torn line. Use as a context manager.
 
     Raises:
-        ResetError: the file cannot be created or written.
+        ResetError: the file cannot be created or written; what is in it ends with a whole line.
     """
 
     def __init__(self, path: Path, *, settings: PolicySettings, model: str, seed: int):
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = open(self.path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by close)
+            self._handle: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError as exc:
-            raise ResetError(f"cannot write the trace {path}: {exc.strerror or exc}") from exc
-        self._write({"trace": 1, "policy": settings.header(), "model": model, "seed": seed})
+            raise ResetError(f"cannot write the trace {path}: {exc.strerror or exc}; choose another file") from exc
+        self._size = 0
+        try:
+            self._write({"trace": 1, "policy": settings.header(), "model": model, "seed": seed})
+        except BaseException:
+            self.close()
+            raise
 
     def _write(self, value: object) -> None:
+        assert self._handle is not None
+        line = (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
         try:
-            self._stream.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._handle, left) :]
         except OSError as exc:
-            raise ResetError(f"cannot write the trace {self.path}: {exc.strerror or exc}; free disk space") from exc
+            with contextlib.suppress(OSError):  # a pipe or a device has no size
+                os.ftruncate(self._handle, self._size)
+            raise ResetError(
+                f"cannot write the trace {self.path}: {exc.strerror or exc}; free space or choose another file"
+            ) from exc
+        self._size += len(line)
 
     def on_token(self, event: TokenEvent) -> None:
         """Append one line; requests may be interleaved, tokens of one request are in order."""
         self._write(asdict(event))
 
     def close(self) -> None:
-        self._stream.close()
+        """Release the file."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            try:
+                os.close(handle)
+            except OSError as exc:  # network file systems report a full disk here
+                raise ResetError(f"cannot write the trace {self.path}: {exc.strerror or exc}") from exc
 
     def __enter__(self) -> TraceWriter:
         return self
