@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_process import Ran, command, environment
+from halting import halted_processes
 
 
 @pytest.fixture
@@ -21,3 +22,9 @@ def reset(tmp_path, monkeypatch):
         return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
+
+
+@pytest.fixture
+def halted(tmp_path_factory):
+    """``halted(args, cwd, "module:function", n, part of a path)``: the command's process, stopped at that call."""
+    yield from halted_processes(tmp_path_factory.mktemp("hook"))
