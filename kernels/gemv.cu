@@ -21,7 +21,7 @@
 // loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
 //
 // K is split over `split` warps of the CTA and over `ranks` CTAs of a cluster; partial sums are added in that order,
-// so results do not depend on timing. Any N >= ROWS (N = 1 also with two rows), any K divisible by 16.
+// so results do not depend on timing. Any N >= ROWS, any K divisible by 16.
 #include "nvfp4.cuh"
 
 #ifndef ARITH
@@ -70,17 +70,17 @@ DEVICE void load(Unit& u, const u8* weight, const u8* scale) {
 }
 
 // A block's 16 weights as the arithmetic wants them.
-DEVICE void decode(u32 low, u32 high, u32 (&w)[WORDS]) {
-  const u32 q[2] = {low, high};
+DEVICE void decode(u32 first, u32 second, u32 (&w)[WORDS], u32 low) {
+  const u32 q[2] = {first, second};
 #pragma unroll
   for (int i = 0; i < 2; i++) {
 #if ARITH == 1
     u32 a[2], b[2];
     if (OFFSET) {
-      e2m1x8_to_offset(q[i], a);
+      e2m1x8_to_offset(q[i], a, low);
       w[2 * i] = a[0], w[2 * i + 1] = a[1];
     } else {
-      e2m1x8_split(q[i], a, b);
+      e2m1x8_split(q[i], a, b, low);
       w[2 * i] = a[0], w[2 * i + 1] = a[1];
       w[WORDS / 2 + 2 * i] = b[0], w[WORDS / 2 + 2 * i + 1] = b[1];
     }
@@ -132,45 +132,27 @@ struct Block {
 #endif
 };
 
-// Where a lane finds its activations in a chunk: x at `at` with `stride` bytes between its pieces.
-struct Place {
-  const u8* x;
-  const u8* scale;
-  u32 stride;
-};
-DEVICE Place place(const u8* x, const u8* scales, int chunk, int lane, int units) {
-  const int unit = chunk * 32 + lane;
+// Block b of a token, from where the lane's activations and scales of the chunk begin.
+static constexpr int PIECES = ARITH == 1 ? VEC : 2 * VEC;         // of 16 bytes, that a lane reads of a token and chunk
+static constexpr int SCALE_BYTES = ARITH == 1 ? 8 : 4;            // of a block
+DEVICE void load(Block& t, const u8* x, const u8* scale, int b, int token, u32 k) {
 #if ARITH == 1
-  const int pieces = VEC;
-  const u8* s = scales + unit * VEC * 8;
-#elif ARITH == 2
-  const int pieces = 2 * VEC;
-  const u8* s = scales + unit * VEC * 4;
-#else
-  return Place{x + (u32)unit * VEC * 32, scales, 16};
-#endif
-#if ARITH <= 2
-  return Place{x + (u32)chunk * 512 * pieces + lane * 16, s, (u32)min(32, units - chunk * 32) * 16};
-#endif
-}
-DEVICE void load(Block& t, const Place& p, int b, u32 token, u32 k) {
-#if ARITH == 1
-  const uint4 v = load16(p.x + b * p.stride + token * k);
-  const float2 s = load_float2(p.scale + b * 8 + token * (k / 2));
+  const uint4 v = load16(x + (token * PIECES + b) * 512);
+  const float2 s = load_float2(scale + (token * 32 * VEC + b) * SCALE_BYTES);
   t.x[0] = v.x, t.x[1] = v.y, t.x[2] = v.z, t.x[3] = v.w;
   t.scale = s.x;
   t.start = __float_as_int(s.y);
 #elif ARITH == 2
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const uint4 v = load16(p.x + (2 * b + i) * p.stride + token * (2 * k));
+    const uint4 v = load16(x + (token * PIECES + 2 * b + i) * 512);
     t.x[4 * i] = v.x, t.x[4 * i + 1] = v.y, t.x[4 * i + 2] = v.z, t.x[4 * i + 3] = v.w;
   }
-  t.scale = *(const float*)(p.scale + b * 4 + token * (k / 4));
+  t.scale = *(const float*)(scale + (token * 32 * VEC + b) * SCALE_BYTES);
 #else
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const uint4 v = load16(p.x + (2 * b + i) * p.stride + token * (2 * k));
+    const uint4 v = load16(x + (2 * b + i) * 16 + (u64)token * (2 * k));
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -260,8 +242,8 @@ DEVICE constexpr int power_of_two(int n) {
 DEVICE void store(u16* y, u64 at, float v, int fp16) { y[at] = fp16 ? float_to_half(v) : float_to_bf16(v); }
 
 template <int ROWS, int DEPTH, int CHAINS>
-DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y, float alpha, int n, int k,
-                 int split, int ranks, int fp16) {
+DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y, float alpha, int m, int n,
+                 int k, int split, int ranks, int fp16) {
   constexpr int V = power_of_two(ROWS * TOKENS);
   __shared__ float partial[WARPS][V];
 #if STAGE
@@ -270,36 +252,47 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = (blockDim.x >> 5) / split;
   const int group = warp % groups, tile = blockIdx.x / ranks, rank = blockIdx.x - tile * ranks;
   const int first = rank * split + warp / groups, parts = ranks * split;
-  const int row = max(0, min((tile * groups + group) * ROWS, n - ROWS));
-  const int units = k / (16 * VEC), chunks = (units + 31) >> 5;
-  const u32 row_bytes = n == 1 ? 0 : (u32)k / 2, row_scales = n == 1 ? 0 : (u32)k / 16;  // N = 1: one row, twice
+  const int row = min((tile * groups + group) * ROWS, n - ROWS);
+  const u32 row_bytes = (u32)k / 2, row_scales = (u32)k / 16;
+  // Chunks of this lane: every parts-th from the first on, as far as K goes.
+  const int count = (k / (16 * VEC) - lane - first * 32 + 32 * parts - 1) / (32 * parts);
 
   let_next_launch();
   const u8* wp = weight + (u64)row * row_bytes + (u32)(first * 32 + lane) * (8 * VEC);
   const u8* sp = scale + (u64)row * row_scales + (u32)(first * 32 + lane) * VEC;
+  const u32 weight_step = parts * (256 * VEC), scale_step = parts * (32 * VEC);
   Unit u[DEPTH][ROWS];
 #pragma unroll
-  for (int d = 0; d < DEPTH; d++)
-    if ((first + d * parts) * 32 + lane < units)
+  for (int d = 0; d < DEPTH; d++) {
+    if (d < count)
 #pragma unroll
-      for (int r = 0; r < ROWS; r++)
-        load(u[d][r], wp + (u64)r * row_bytes + d * parts * (256 * VEC), sp + r * row_scales + d * parts * (32 * VEC));
+      for (int r = 0; r < ROWS; r++) load(u[d][r], wp + (u64)r * row_bytes, sp + r * row_scales);
+    wp += weight_step;
+    sp += scale_step;
+  }
   wait_for_previous();
 
-  x += (u64)blockIdx.y * TOKENS * k * (ARITH == 1 ? 1 : 2);
-  x_scale += (u64)blockIdx.y * TOKENS * (ARITH == 1 ? k / 2 : k / 4);
+#if ARITH <= 2
+  const u64 start = (u64)first * m + blockIdx.y * TOKENS;
+  const u8* xp = x + start * (PIECES * 512) + lane * 16;
+  const u8* xsp = x_scale + (start * 32 + lane) * (VEC * SCALE_BYTES);
+  const u32 x_step = parts * m * (PIECES * 512), x_scale_step = parts * m * (32 * VEC * SCALE_BYTES);
+#else
+  const u8* xp = x + (u64)blockIdx.y * TOKENS * k * 2 + (u32)(first * 32 + lane) * (32 * VEC);
+  const u8* xsp = x_scale;
+  const u32 x_step = parts * (32 * 32 * VEC), x_scale_step = 0;
+#endif
+  const u32 low = hidden(TWICE_LOW);  // see e2m1x8_split
   float acc[CHAINS][ROWS * TOKENS];
 #pragma unroll
   for (int c = 0; c < CHAINS; c++)
 #pragma unroll
     for (int i = 0; i < ROWS * TOKENS; i++) acc[c][i] = 0.0f;
 
-  for (int base = first; base < chunks; base += DEPTH * parts) {
+  for (int base = 0; base < count; base += DEPTH) {
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
-      const int chunk = base + d * parts;
-      if (chunk * 32 + lane < units) {
-        const Place here = place(x, x_scale, chunk, lane, units);
+      if (base + d < count) {
         float s[ROWS][VEC];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -312,7 +305,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
           u32 w[ROWS][WORDS];
 #pragma unroll
           for (int r = 0; r < ROWS; r++) {
-            decode(u[d][r].q[2 * b], u[d][r].q[2 * b + 1], w[r]);
+            decode(u[d][r].q[2 * b], u[d][r].q[2 * b + 1], w[r], low);
 #if STAGE
             through_shared(w[r], (u32*)staged[warp] + lane * 4);
 #endif
@@ -320,7 +313,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
 #pragma unroll
           for (int t = 0; t < TOKENS; t++) {
             Block block;
-            load(block, here, b, t, k);
+            load(block, xp, xsp, b, t, k);
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
               float& sum = acc[b % CHAINS][r * TOKENS + t];
@@ -328,11 +321,13 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
             }
           }
         }
-        if ((chunk + DEPTH * parts) * 32 + lane < units)
+        if (base + d + DEPTH < count)
 #pragma unroll
-          for (int r = 0; r < ROWS; r++)
-            load(u[d][r], wp + (u64)r * row_bytes + (chunk - first + DEPTH * parts) * (256 * VEC),
-                 sp + r * row_scales + (chunk - first + DEPTH * parts) * (32 * VEC));
+          for (int r = 0; r < ROWS; r++) load(u[d][r], wp + (u64)r * row_bytes, sp + r * row_scales);
+        wp += weight_step;
+        sp += scale_step;
+        xp += x_step;
+        xsp += x_scale_step;
       }
     }
   }
@@ -350,8 +345,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   const int index = reduced_index<V>(lane);
   const bool lead = (lane & (32 / V - 1)) == 0 && index < ROWS * TOKENS;
   if (parts == 1) {
-    if (lead && row + index / TOKENS < n)
-      store(y, (u64)(blockIdx.y * TOKENS + index % TOKENS) * n + row + index / TOKENS, sum * alpha, fp16);
+    if (lead) store(y, (u64)(blockIdx.y * TOKENS + index % TOKENS) * n + row + index / TOKENS, sum * alpha, fp16);
     return;
   }
   if (lead) partial[warp][index] = sum;
@@ -367,8 +361,8 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
         const float* from = &partial[p * groups + g][j];
         total += ranks > 1 ? load_of_rank(from, c) : *from;
       }
-    const int at = max(0, min((tile * groups + g) * ROWS, n - ROWS)) + j / TOKENS;
-    if (at < n) store(y, (u64)(blockIdx.y * TOKENS + j % TOKENS) * n + at, total * alpha, fp16);
+    const int at = min((tile * groups + g) * ROWS, n - ROWS) + j / TOKENS;
+    store(y, (u64)(blockIdx.y * TOKENS + j % TOKENS) * n + at, total * alpha, fp16);
   }
   if (ranks > 1) cluster_sync();  // no CTA leaves while another reads its sums
 }
@@ -377,8 +371,8 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
 #define KERNEL(ROWS, DEPTH, CHAINS, CTAS)                                                                             \
   extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS)                                                      \
   gemv_r##ROWS##_d##DEPTH##_c##CHAINS(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y,      \
-                                      float alpha, int n, int k, int split, int ranks, int fp16) {                    \
-    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, n, k, split, ranks, fp16);                         \
+                                      float alpha, int m, int n, int k, int split, int ranks, int fp16) {             \
+    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, m, n, k, split, ranks, fp16);                      \
   }
 // KERNELS is a list of KERNEL(rows, depth, chains, ctas); the host's own is in resetcli/cuda/families/gemv.py.
 KERNELS

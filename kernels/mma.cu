@@ -28,21 +28,15 @@ struct Unit {
   u32 q[2 * VEC];
   u32 scale;
 };
-DEVICE void load(Unit& u, const u8* weight, const u8* scale, u32 at, bool inside) {
-  if (!inside) {
-#pragma unroll
-    for (int i = 0; i < 2 * VEC; i++) u.q[i] = 0;
-    u.scale = 0;
-    return;
-  }
+DEVICE void load(Unit& u, const u8* weight, const u8* scale) {
 #if VEC == 2
-  const uint4 v = load_weights16(weight + at);
+  const uint4 v = load_weights16(weight);
   u.q[0] = v.x, u.q[1] = v.y, u.q[2] = v.z, u.q[3] = v.w;
-  u.scale = load_scales2(scale + (at >> 3));
+  u.scale = load_scales2(scale);
 #else
-  const uint2 v = load_weights8(weight + at);
+  const uint2 v = load_weights8(weight);
   u.q[0] = v.x, u.q[1] = v.y;
-  u.scale = load_scale1(scale + (at >> 3));
+  u.scale = load_scale1(scale);
 #endif
 }
 // 8 codes times their scale (both halves of `scale`), times 2^-14 unless the architecture decodes without a step
@@ -71,22 +65,31 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
   const int row0 = (tile * groups + group) * TALL, tile0 = blockIdx.y * TILES, tiles = (m + 7) >> 3;
 
   let_next_launch();
-  // Byte offsets of this lane's rows; rows beyond N repeat the last one and are not stored.
-  u32 at[ROWS][2];
+  // This lane's first row, and how far the others lie from it; beyond N they repeat the last row and are not stored.
+  const int top = min(row0 + g, n - 1);
+  const u8* wp = weight + (u64)top * (u32)(k / 2) + (u32)first * (32 * VEC);
+  const u8* sp = scale + (u64)top * (u32)(k / 16) + (u32)first * (4 * VEC);
+  u32 down[ROWS][2];
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
-    for (int h = 0; h < 2; h++) at[r][h] = (u32)min(row0 + r * 16 + h * 8 + g, n - 1) * (u32)(k / 2) + t * 8 * VEC;
-  const int t_end = (k - t * 16 * VEC + 64 * VEC - 1) / (64 * VEC);  // chunks in which this lane has weights
+    for (int h = 0; h < 2; h++) down[r][h] = (u32)(min(row0 + r * 16 + h * 8 + g, n - 1) - top);
+  // Where K ends within a chunk, a lane beyond it reads the chunk's first weights: its activations are zeros.
+  const int whole = (k - t * 16 * VEC + 64 * VEC - 1) / (64 * VEC);
   Unit u[DEPTH][ROWS][2];
 #pragma unroll
-  for (int d = 0; d < DEPTH; d++)
-    if (first + d < last)
+  for (int d = 0; d < DEPTH; d++) {
+    if (first + d < last) {
+      const u32 mine = first + d < whole ? t : 0;
 #pragma unroll
       for (int r = 0; r < ROWS; r++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-          load(u[d][r][h], weight, scale, at[r][h] + (u32)(first + d) * (32 * VEC), first + d < t_end);
+          load(u[d][r][h], wp + (down[r][h] * (u32)(k / 2) + mine * (8 * VEC)), sp + (down[r][h] * (u32)(k / 16) + mine * VEC));
+    }
+    wp += 32 * VEC;
+    sp += 4 * VEC;
+  }
   wait_for_previous();
 
   float acc[ACCS][ROWS][TILES][4];
@@ -99,12 +102,22 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[a][r][c][i] = 0.0f;
 
-  const u8* xp = x + ((u64)tile0 * 32 + lane) * 16;
+  // Pieces of activations stay AHEAD of their use; tiles beyond M hold anything and are not stored.
+  constexpr int PIECES = 2 * VEC, AHEAD = TILES <= 2 ? PIECES : TILES == 4 ? 2 : 1;
+  const u32 x_step = tiles * (PIECES * 512);
+  const u8* xp = x + ((u64)first * tiles + tile0) * (PIECES * 512) + lane * 16;
+  uint4 b[AHEAD][TILES];
+  if (first < last)
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+      for (int c = 0; c < TILES; c++) b[j][c] = load16(xp + (c * PIECES + j) * 512);
   for (int base = first; base < last; base += DEPTH) {
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
       const int chunk = base + d;
       if (chunk < last) {
+        const u8* next = chunk + 1 < last ? xp + x_step : xp;
         u32 s[ROWS][2];
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
@@ -112,13 +125,7 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
           for (int h = 0; h < 2; h++)
             s[r][h] = BF16 ? e4m3x2_to_bf162_up(u[d][r][h].scale) : e4m3x2_to_half2(u[d][r][h].scale);
 #pragma unroll
-        for (int j = 0; j < 2 * VEC; j++) {
-          uint4 b[TILES];
-#pragma unroll
-          for (int c = 0; c < TILES; c++) {
-            b[c] = make_uint4(0, 0, 0, 0);
-            if (tile0 + c < tiles) b[c] = load16(xp + ((u64)(chunk * 2 * VEC + j) * tiles + c) * 512);
-          }
+        for (int j = 0; j < PIECES; j++) {
 #pragma unroll
           for (int r = 0; r < ROWS; r++) {
             u32 w[2][4];
@@ -127,17 +134,27 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
               decode(u[d][r][h].q[j], j < 2 ? low_twice(s[r][h]) : high_twice(s[r][h]), w[h]);
 #pragma unroll
             for (int c = 0; c < TILES; c++) {
-              mma_16x8x16<BF16>(acc[0][r][c], w[0][0], w[1][0], w[0][1], w[1][1], b[c].x, b[c].y);
-              mma_16x8x16<BF16>(acc[ACCS - 1][r][c], w[0][2], w[1][2], w[0][3], w[1][3], b[c].z, b[c].w);
+              const uint4 x8 = b[j % AHEAD][c];
+              mma_16x8x16<BF16>(acc[0][r][c], w[0][0], w[1][0], w[0][1], w[1][1], x8.x, x8.y);
+              mma_16x8x16<BF16>(acc[ACCS - 1][r][c], w[0][2], w[1][2], w[0][3], w[1][3], x8.z, x8.w);
             }
           }
+#pragma unroll
+          for (int c = 0; c < TILES; c++)
+            b[j % AHEAD][c] = load16(j + AHEAD < PIECES ? xp + (c * PIECES + j + AHEAD) * 512
+                                                        : next + (c * PIECES + j + AHEAD - PIECES) * 512);
         }
-        if (chunk + DEPTH < last)
+        if (chunk + DEPTH < last) {
+          const u32 mine = chunk + DEPTH < whole ? t : 0;
 #pragma unroll
           for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-              load(u[d][r][h], weight, scale, at[r][h] + (u32)(chunk + DEPTH) * (32 * VEC), chunk + DEPTH < t_end);
+              load(u[d][r][h], wp + (down[r][h] * (u32)(k / 2) + mine * (8 * VEC)), sp + (down[r][h] * (u32)(k / 16) + mine * VEC));
+        }
+        wp += 32 * VEC;
+        sp += 4 * VEC;
+        xp = next;
       }
     }
   }

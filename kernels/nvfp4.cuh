@@ -75,6 +75,12 @@ DEVICE u32 prmt(u32 low, u32 high, u32 selector) {
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
   return r;
 }
+// v, in a way that the compiler cannot see: kept in a register, not made anew at each use. All lanes take part.
+DEVICE u32 hidden(u32 v) {
+  u32 r;
+  asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(r) : "r"(v + (threadIdx.x >> 10)));  // + 0
+  return r;
+}
 DEVICE u32 low_twice(u32 pair) { return prmt(pair, pair, 0x1010); }    // both halves the lower one
 DEVICE u32 high_twice(u32 pair) { return prmt(pair, pair, 0x3232); }   // both halves the upper one
 
@@ -191,17 +197,19 @@ DEVICE u32 e4m3x2_to_bf162_up(u32 v) {
 // that is zero for these tables. So one lookup of the codes as they stand yields 2*|e2m1| where the code is positive
 // and 0 elsewhere, and one of the codes with their signs flipped the negative ones.
 static constexpr u32 TWICE_LOW = 0x03020100u, TWICE_HIGH = 0x0C080604u;
-DEVICE void e2m1x8_split(u32 q, u32 (&positive)[2], u32 (&negative)[2]) {
+// PRMT takes one immediate, so one half of the table wants a register; a caller in whose loop the compiler reloads it
+// for each lookup passes a `low` that is TWICE_LOW in a way the compiler cannot see.
+DEVICE void e2m1x8_split(u32 q, u32 (&positive)[2], u32 (&negative)[2], u32 low = TWICE_LOW) {
   u32 flipped = q ^ 0x88888888u;
-  positive[0] = prmt(TWICE_LOW, TWICE_HIGH, q);
-  positive[1] = prmt(TWICE_LOW, TWICE_HIGH, q >> 16);
-  negative[0] = prmt(TWICE_LOW, TWICE_HIGH, flipped);
-  negative[1] = prmt(TWICE_LOW, TWICE_HIGH, flipped >> 16);
+  positive[0] = prmt(low, TWICE_HIGH, q);
+  positive[1] = prmt(low, TWICE_HIGH, q >> 16);
+  negative[0] = prmt(low, TWICE_HIGH, flipped);
+  negative[1] = prmt(low, TWICE_HIGH, flipped >> 16);
 }
 // Bytes 16 + 2*e2m1, in [4, 28], natural order: no byte borrows from its neighbour.
-DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2]) {
+DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2], u32 low = TWICE_LOW) {
   u32 positive[2], negative[2];
-  e2m1x8_split(q, positive, negative);
+  e2m1x8_split(q, positive, negative, low);
   bytes[0] = 0x10101010u + positive[0] - negative[0];
   bytes[1] = 0x10101010u + positive[1] - negative[1];
 }
@@ -278,17 +286,23 @@ DEVICE float load_of_rank(const float* p, u32 rank) {
 // Blocks that one lane reads of a row at once: two (16 bytes of codes), or one where rows are 8-byte aligned only.
 DEVICE int lane_blocks(int k) { return k & 31 ? 1 : 2; }
 
-// Activations for the tensor cores ("fragments"): [chunk][piece][token tile][lane][8 values]. A chunk is 64 * vec
-// along K, lane = 4 * (token & 7) + t holds the 16 * vec values that lane t of a quad multiplies, 8 a piece.
+// Activations for the tensor cores ("fragments"): [chunk][token tile][piece][lane][8 values]. A chunk is 64 * vec along
+// K, lane = 4 * (token & 7) + t holds the 16 * vec values that lane t of a quad multiplies, 8 a piece.
 // Returns the index of the piece of 8 values that holds k (a multiple of 8).
 DEVICE u64 fragment_piece(int token, int k, int tiles, int vec) {
   int chunk = k / (64 * vec), rest = k - chunk * 64 * vec, t = rest / (16 * vec), piece = (rest - t * 16 * vec) >> 3;
-  return ((u64)(chunk * 2 * vec + piece) * tiles + (token >> 3)) * 32 + (token & 7) * 4 + t;
+  return (((u64)chunk * tiles + (token >> 3)) * (2 * vec) + piece) * 32 + (token & 7) * 4 + t;
 }
-// Activations for the CUDA cores: a lane reads `vec` blocks of its token, each as `pieces` times 16 bytes. In a chunk
-// of 32 lanes the first pieces of all lanes come first, then the second ones, so that a warp reads 512 bytes in one
-// go. Returns the byte offset of a piece of block b in its row of `blocks`.
-DEVICE int lane_piece(int b, int blocks, int vec, int pieces, int piece) {
-  int unit = b / vec, chunk = unit >> 5, lanes = min(32, blocks / vec - chunk * 32);
-  return chunk * 512 * vec * pieces + ((b - unit * vec) * pieces + piece) * lanes * 16 + (unit & 31) * 16;
+// Activations for the CUDA cores: [chunk][token][piece][lane][16 bytes]. A lane takes `vec` blocks of each token a
+// chunk, each as `pieces` times 16 bytes; so a warp reads 512 bytes in one go, and what a lane wants of the other
+// tokens lies at constant distances. Where K ends within a chunk the rest of it is never read. Returns the byte offset
+// of a piece of block b.
+DEVICE u64 lane_piece(int token, int tokens, int b, int vec, int pieces, int piece) {
+  int unit = b / vec, chunk = unit >> 5;
+  return (((u64)chunk * tokens + token) * (vec * pieces) + (b - unit * vec) * pieces + piece) * 512 + (unit & 31) * 16;
+}
+// Their scales: [chunk][token][lane][vec]. Returns the index of that of block b.
+DEVICE u64 lane_scale(int token, int tokens, int b, int vec) {
+  int unit = b / vec, chunk = unit >> 5;
+  return (((u64)chunk * tokens + token) * 32 + (unit & 31)) * vec + b - unit * vec;
 }

@@ -12,9 +12,9 @@
 //
 // One file serves every consumer by -D FORM:
 //   0  packed codes [M, K/2] and E4M3 scales [M, K/16]
-//   1  int8 codes (2 * e2m1) [M, K], row by row in `lane_piece` order, and per block {float s, int MAGIC_BITS - 16 * sum of codes}
+//   1  int8 codes (2 * e2m1) in `lane_piece` order, and {float s, int MAGIC_BITS - 16 * sum of the codes} by `lane_scale`
 //   2  E4M3 bytes of the codes [M, K], and fp16 scales s/4 [K/16, 8*ceil(M/8)], zero beyond M
-//   3  fp16 codes [M, K] in `lane_piece` order, each 8 in `half_pair_element` order, and float32 scales [M, K/16]
+//   3  fp16 codes in `lane_piece` order, each 8 in `half_pair_element` order, and float32 scales by `lane_scale`
 //   4  code * s in the 16-bit type of x, [M, K]
 //   5  code * s as fp16 tensor-core fragments (`fragment_piece`), zero beyond M and K
 //   6  x itself as fragments in its own type: no quantization (W4A16)
@@ -131,13 +131,13 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
     e2m1x8_to_int8(q.q[0], low);
     e2m1x8_to_int8(q.q[1], high);
     const int vec = lane_blocks(to.k);
-    store16(to.codes + (u64)m * to.k + lane_piece(b, blocks, vec, 1, 0), make_uint4(low[0], low[1], high[0], high[1]));
+    store16(to.codes + lane_piece(m, to.m, b, vec, 1, 0), make_uint4(low[0], low[1], high[0], high[1]));
     int sum = 0;
     sum = dp4a(low[0], 0x01010101u, sum);
     sum = dp4a(low[1], 0x01010101u, sum);
     sum = dp4a(high[0], 0x01010101u, sum);
     sum = dp4a(high[1], 0x01010101u, sum);
-    *(uint2*)(to.scales + at * 8) = make_uint2(__float_as_uint(scale), (u32)(MAGIC_BITS - 16 * sum));
+    *(uint2*)(to.scales + lane_scale(m, to.m, b, vec) * 8) = make_uint2(__float_as_uint(scale), (u32)(MAGIC_BITS - 16 * sum));
   } else if (FORM == 2) {
     if (inside) {
       u32 low[2], high[2];
@@ -148,15 +148,16 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
     const int padded = (to.m + 7) & ~7;
     ((u16*)to.scales)[(u64)b * padded + m] = float_to_half(scale * 0.25f);
   } else if (FORM == 3) {
+    const int vec = lane_blocks(to.k);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       u32 w[4];
       e2m1x8_to_half2(q.q[half], w);
       const u32 up = E2M1_UNSTEP == 1.0f ? 0x3C003C00u : 0x74007400u;
-      store16(to.codes + (u64)m * to.k * 2 + lane_piece(b, blocks, lane_blocks(to.k), 2, half),
+      store16(to.codes + lane_piece(m, to.m, b, vec, 2, half),
               make_uint4(mul_half2(w[0], up), mul_half2(w[1], up), mul_half2(w[2], up), mul_half2(w[3], up)));
     }
-    ((float*)to.scales)[at] = scale;
+    ((float*)to.scales)[lane_scale(m, to.m, b, vec)] = scale;
   } else if (FORM == 4) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -17,7 +17,7 @@ from resetcli.nvfp4 import codec
 
 BLOCK = 16
 ROW_BOUND = {torch.bfloat16: 2e-3, torch.float16: 3e-4}
-"""Largest ||Y - R|| / ||R|| of a row."""
+"""Largest ||Y - R|| / ||R|| of a row (where rounding alone allows it)."""
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Elementwise: |Y - R| <= ROUNDING |R| + SUM_BOUND sum |x w|."""
 SUM_BOUND = 2.0**-20
@@ -107,10 +107,18 @@ def faults(y: torch.Tensor, answer: torch.Tensor, size: torch.Tensor) -> str:
             f"{int(over.sum())} of {got.numel()} outputs are out of bounds, the first at [{row}, {column}]: "
             f"{float(got[row, column])} for {float(answer[row, column])} (sum |x w| {float(size[row, column]):.3g})"
         )
-    share = float(((got - answer).norm(dim=1) / answer.norm(dim=1)).max())
-    if y.shape[1] >= 32 and share > ROW_BOUND[y.dtype]:  # below that one unlucky rounding can fill a row
-        return f"a row's relative error is {share:.2e}, over {ROW_BOUND[y.dtype]:.0e}"
+    # The best answer in y's type has an error of its own, 1.6e-3 of a row in bf16 on average: with few columns it can
+    # pass the bound.
+    share, best = (_row_error(each, answer) for each in (got, answer.to(y.dtype).double()))
+    over = share > torch.clamp(1.05 * best, min=ROW_BOUND[y.dtype])
+    if bool(over.any()):
+        row = int(over.nonzero()[0])
+        return f"row {row} has a relative error of {float(share[row]):.2e}, rounding alone {float(best[row]):.2e}"
     return ""
+
+
+def _row_error(y: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    return (y - answer).norm(dim=1) / answer.norm(dim=1)
 
 
 def poisoned(
@@ -136,30 +144,31 @@ def activation_values(acts: Activations, natural_pairs: bool) -> torch.Tensor:
     if form == "e4m3":
         codes, scales = first.view(torch.float8_e4m3fn).double(), 4 * second[:, :m].double().T
     elif form == "int8":
-        codes, scales = _from_lanes(first, blocks, vec, 1) / 2, second[..., 0].double()
+        codes, scales = _from_lanes(first, m, blocks, vec, 1) / 2, _lane_scales(second[..., 0], m, blocks)
     elif form == "f16":
-        codes, scales = _unpair(_from_lanes(first, blocks, vec, 2), pairs), second.double()
+        codes, scales = _unpair(_from_lanes(first, m, blocks, vec, 2), pairs), _lane_scales(second, m, blocks)
     elif form in ("q16", "x16"):
         return first.double()
     else:
         if first.dtype == torch.bfloat16:
             pairs = [0, 4, 1, 5, 2, 6, 3, 7]
         chunks, tiles = padded_k(k) // (64 * vec), -(-m // 8)
-        pieces = first.double().view(chunks, 2 * vec, tiles, 8, 4, 8)
-        return _unpair(pieces.permute(2, 3, 0, 4, 1, 5).reshape(8 * tiles, -1), pairs)[:m, :k]
+        pieces = first[: 8 * tiles * padded_k(k)].double().view(chunks, tiles, 2 * vec, 8, 4, 8)
+        return _unpair(pieces.permute(1, 3, 0, 4, 2, 5).reshape(8 * tiles, -1), pairs)[:m, :k]
     return (codes.view(m, blocks, BLOCK) * scales.unsqueeze(-1)).view(m, k)
 
 
-def _from_lanes(flat: torch.Tensor, blocks: int, vec: int, pieces: int) -> torch.Tensor:
-    """Undo ``lane_piece``: [M, K] in natural order (of pieces), float64."""
-    order = []
-    for block in range(blocks):
-        unit, within = divmod(block, vec)
-        chunk, lane = divmod(unit, 32)
-        lanes = min(32, blocks // vec - 32 * chunk)
-        order += [chunk * 32 * vec * pieces + (within * pieces + p) * lanes + lane for p in range(pieces)]
-    m = flat.shape[0]
-    return flat.double().view(m, blocks * pieces, -1)[:, order].reshape(m, -1)
+def _from_lanes(flat: torch.Tensor, m: int, blocks: int, vec: int, pieces: int) -> torch.Tensor:
+    """Undo ``lane_piece``: [M, K] with pieces in natural order, float64."""
+    chunks = -(-blocks // (32 * vec))
+    laid = flat.double().view(chunks, m, vec * pieces, 32, -1)
+    return laid.permute(1, 0, 3, 2, 4).reshape(m, -1)[:, : blocks * BLOCK]
+
+
+def _lane_scales(flat: torch.Tensor, m: int, blocks: int) -> torch.Tensor:
+    """Undo ``lane_scale``: [M, K/16], float64."""
+    vec = 2 if blocks % 2 == 0 else 1
+    return flat.double().reshape(-1, m, 32 * vec).transpose(0, 1).reshape(m, -1)[:, :blocks]
 
 
 def _unpair(x: torch.Tensor, pairs: list[int]) -> torch.Tensor:

@@ -24,9 +24,10 @@ FORMS = {"nvfp4": 0, "int8": 1, "e4m3": 2, "f16": 3, "q16": 4, "fragments": 5, "
 """Form to the FORM macro of quantize.cu; "x16" is X itself and needs no kernel.
 
 nvfp4        packed codes uint8 [M, K/2], scales float8_e4m3fn [M, K/16]
-int8         2 * e2m1 int8 [M, K] in ``lane_piece`` order (nvfp4.cuh), float32 [M, K/16, 2]: scale, and int bits
+int8         2 * e2m1 int8, flat in ``lane_piece`` order (nvfp4.cuh); float32 [.., 2] in ``lane_scale`` order: the
+             scale, and int bits. Room up to a whole chunk of K, undefined there
 e4m3         e2m1 as E4M3 bytes uint8 [M, K], scales/4 float16 [K/16, 8*ceil(M/8)]
-f16          e2m1 float16 [M, K] in ``lane_piece`` and pair order, scales float32 [M, K/16]
+f16          e2m1 float16, flat in ``lane_piece`` and pair order, scales float32 in ``lane_scale`` order; room as above
 q16          e2m1 * scale in X's type [M, K]: dequantized but for the global factor
 fragments    the same in float16 as tensor-core fragments, flat, padded with zeros
 fragments16  X itself as fragments, in its own type
@@ -140,6 +141,12 @@ def padded_k(k: int) -> int:
     return -(-k // chunk) * chunk
 
 
+def lane_room(k: int) -> int:
+    """Blocks of a token in the forms "int8" and "f16": whole chunks of 64, or of 32 where K is not divisible by 32."""
+    chunk = 64 if k % 32 == 0 else 32
+    return -(-k // BLOCK // chunk) * chunk
+
+
 def _build(form: str) -> Build:
     from resetcli.cuda.build import Build
 
@@ -157,16 +164,20 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
     if form == "nvfp4":
         tensors = (new(m, k // 2, dtype=torch.uint8), new(m, blocks, dtype=torch.float8_e4m3fn))
     elif form == "int8":
-        tensors = (new(m, k, dtype=torch.int8), new(m, blocks, 2, dtype=torch.float32))
+        room = m * lane_room(k)
+        tensors = (new(room * BLOCK, dtype=torch.int8), new(room, 2, dtype=torch.float32))
     elif form == "e4m3":
         tensors = (new(m, k, dtype=torch.uint8), new(blocks, _rows(form, m), dtype=torch.float16))
     elif form == "f16":
-        tensors = (new(m, k, dtype=torch.float16), new(m, blocks, dtype=torch.float32))
+        room = m * lane_room(k)
+        tensors = (new(room * BLOCK, dtype=torch.float16), new(room, dtype=torch.float32))
     elif form == "q16":
         tensors = (new(m, k, dtype=x.dtype),)
     else:
         dtype = torch.float16 if form == "fragments" else x.dtype
-        tensors = (new(_rows(form, m) * padded_k(k), dtype=dtype),)
+        # Kernels read tokens in up to 8 tiles and so up to 7 tiles beyond the last.
+        beyond = 7 * 8 * (128 if k % 32 == 0 else 64)
+        tensors = (new(_rows(form, m) * padded_k(k) + beyond, dtype=dtype),)
     return Activations(form, m, k, x.dtype, tensors), (*tensors, None)[:2]
 
 

@@ -32,10 +32,10 @@ def kernels(arithmetic: int, tokens: int, vec: int) -> tuple[Kernel, ...]:
         if tokens == 1:
             return ((2, 4, 1, 3), (2, 2, 1, 4), (4, 2, 1, 2), (4, 1, 1, 3), (1, 4, 2, 3), (1, 1, 1, 0))
         if tokens == 2:
-            return ((2, 4, 1, 2), (2, 2, 1, 3), (4, 2, 1, 2), (4, 1, 1, 3), (1, 4, 2, 0), (1, 1, 1, 0))
+            return ((2, 4, 1, 2), (2, 2, 1, 3), (4, 2, 1, 2), (4, 1, 1, 2), (1, 4, 2, 0), (1, 1, 1, 0))
         if tokens <= 4:
             return ((2, 2, 1, 2), (4, 1, 1, 2), (2, 4, 1, 2), (4, 2, 1, 1), (1, 1, 1, 2))
-        return ((4, 1, 1, 1), (2, 1, 1, 2), (4, 2, 1, 0), (1, 1, 1, 2))
+        return ((4, 1, 1, 1), (2, 1, 1, 2 if tokens < 8 else 1), (4, 2, 1, 1), (1, 1, 1, 2))
     if arithmetic == _HALF2:
         if tokens <= 2:
             return ((2, 4, 1, 2), (2, 2, 1, 2), (1, 1, 1, 0))
@@ -61,8 +61,10 @@ class Gemv(Family):
             return False, "half2 arithmetic multiplies codes; with w4a16 X has none"
         if self.form != "int8" and k % 32:
             return False, f"K={k} is not a multiple of 32"
-        if k % BLOCK or k < BLOCK or n < 1:
-            return False, f"K={k} is not a positive multiple of {BLOCK}" if n > 0 else f"N={n} is not positive"
+        if k % BLOCK or k < BLOCK:
+            return False, f"K={k} is not a positive multiple of {BLOCK}"
+        if n < 2:
+            return False, f"N={n} is less than the 2 rows that a warp takes"
         if not 1 <= m <= MAX_TOKENS:
             return False, f"M={m} is not from 1 to {MAX_TOKENS}"
         return True, ""
@@ -79,7 +81,7 @@ class Gemv(Family):
     def _configs(self, m: int, n: int, k: int, mps: int, arithmetic: int, vec: int) -> Iterator[dict[str, Any]]:
         chunks = -(-k // (512 * vec))
         for rows, depth, chains, _ in kernels(arithmetic, m, vec):
-            if rows > max(2, n) or (rows, depth, chains) == _C2_OFF:
+            if rows > n or (rows, depth, chains) == _C2_OFF:
                 continue
             for warps in (2, 4, 8):
                 for split in (1, 2, 4, 8):
