@@ -283,12 +283,12 @@ template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float ep
 }
 
 #define PLAIN(SUFFIX, BF16, ROTATE)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+  extern "C" __global__ void __launch_bounds__(256, 3)                                                                \
   quantize_##SUFFIX(const u8* x, u8* codes, u8* scales, float g, int m, int k) {                                      \
     plain<BF16, ROTATE>(x, Target{codes, scales, g, m, k});                                                           \
   }
 #define FUSED(SUFFIX, BF16)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+  extern "C" __global__ void __launch_bounds__(256, 3)                                                                \
   silu_quantize_##SUFFIX(const u8* gate, const u8* up, u8* codes, u8* scales, float g, int m, int k, int stride) {    \
     silu<BF16>(gate, up, stride, Target{codes, scales, g, m, k});                                                     \
   }                                                                                                                   \

@@ -5,8 +5,9 @@ No GPU: NVRTC compiles for any architecture, and ptxas reports what a kernel use
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -30,12 +31,19 @@ SHAPES = (
 )
 
 
+@pytest.fixture(scope="module")
+def compilers():
+    """Processes that compile: NVRTC compiles one program at a time in each."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_every_build_compiles_without_spills(nvrtc, arch):
+def test_every_build_compiles_without_spills(nvrtc, compilers, arch):
     wanted = {each for family in families() for each in family.builds(arch)} | set(activations.builds(arch))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(lambda each: (each, compile_build(each, arch)), sorted(wanted, key=str)))
+    order = sorted(wanted, key=str)
+    compiled = list(zip(order, compilers.map(compile_build, order, [arch] * len(order)), strict=True))
     assert compiled
     spilled = []
     for build, result in compiled:
