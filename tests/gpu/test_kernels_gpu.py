@@ -105,6 +105,8 @@ def test_all_configurations(members, arch, shape, dtype):
             for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 24, 64):
                 if supported(family, arch, m, case, dtype, mode):
                     configs = family.configs(m, case.n, case.k, 132, mode)
+                    if len(configs) > 48:  # the others at another M
+                        configs = configs[m % 3 :: 3]
                     found += [wrong(family, config, case, m, mode, prepared) for config in configs]
     assert not any(found), "\n".join(filter(None, found))
 

@@ -75,7 +75,7 @@ class Gemv(Family):
         found = list(self._configs(m, n, k, multiprocessors, arithmetic, vec))
         if activations == "w4a16" and vec == 2:  # narrower loads of weights make those of X denser
             found += [{**c, "vec": 1} for c in self._configs(m, n, k, multiprocessors, arithmetic, 1)]
-        best = min(found, key=lambda config: self._cost(config, n, k, multiprocessors, vec))
+        best = min(found, key=lambda config: self._cost(config, m, n, k, multiprocessors))
         return [best, *(config for config in found if config is not best)]
 
     def _configs(self, m: int, n: int, k: int, mps: int, arithmetic: int, vec: int) -> Iterator[dict[str, Any]]:
@@ -101,15 +101,15 @@ class Gemv(Family):
                         yield from ({**config, "ranks": r} for r in (2, 4) if split * r <= chunks)
 
     @staticmethod
-    def _cost(config: dict[str, Any], n: int, k: int, mps: int, vec: int) -> tuple[float, ...]:
-        """Favours some 16 warps a multiprocessor and each warp's first loads covering its whole part of K, without
-        cutting K finer than that needs."""
+    def _cost(config: dict[str, Any], m: int, n: int, k: int, mps: int) -> tuple[float, ...]:
+        """Favours some 16 warps a multiprocessor, each warp's first loads covering its whole part of K without cutting
+        K finer than that needs, and rows that share what is read of X."""
         parts = config["split"] * config["ranks"]
-        mine = k / (512 * vec * parts)
-        warps = -(-n // config["rows"]) * parts
-        idle = max(0.0, 16 * mps / warps - 1)
+        mine = k / (512 * config.get("vec", 2 if k % 32 == 0 else 1) * parts)
+        idle = max(0.0, 16 * mps * config["rows"] / (n * parts) - 1)
         passes = max(1.0, mine / config["depth"])
-        return (idle + 0.02 * passes + 0.05 * parts, -config["depth"] * config["rows"], abs(config["warps"] - 4))
+        cost = idle + 0.02 * passes + 0.05 * parts + 0.1 * m / config["rows"]
+        return (cost, -config["depth"] * config["rows"], abs(config["warps"] - 4))
 
     def ablations(self, m: int, n: int, k: int, multiprocessors: int) -> dict[str, dict[str, Any]]:
         """W4A4 configurations by what is switched off: "C1", "C2", "C3"; all else as in the default ("all on")."""
@@ -161,7 +161,7 @@ class Gemv(Family):
         args = (*prepared, acts.tensors[0], acts.tensors[-1], out, alpha, acts.m, n, k, config["split"], ranks,
                 int(out.dtype == torch.float16))  # fmt: skip
         grid = (tiles * ranks, acts.m // tokens)
-        launch(load(build, out.device).function(name), grid, 32 * config["warps"], args, pdl=pdl, cluster=ranks)
+        launch(load(build, out.device).function(name), grid, 32 * config["warps"], args, pdl=pdl, cluster=ranks if ranks > 1 else 0)
 
     def _arithmetic(self, activations: str, dtype: torch.dtype) -> int:
         if activations == "w4a16":

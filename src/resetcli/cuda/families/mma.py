@@ -95,7 +95,7 @@ class Mma(Family):
         tiles = -(-n // (16 * config["rows"] * (config["warps"] // config["split"])))
         grid = (tiles * ranks, -(-acts.m // (8 * config["tiles"])))
         args = (*prepared, x, out, alpha, acts.m, n, k, config["split"], ranks, int(out.dtype == torch.float16))
-        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks)
+        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks if ranks > 1 else 0)
 
 
 def _shared(config: dict[str, Any]) -> int:
@@ -105,12 +105,17 @@ def _shared(config: dict[str, Any]) -> int:
 
 
 def _cost(config: dict[str, Any], n: int, chunks: int, multiprocessors: int) -> tuple[float, ...]:
-    """Favours some 12 warps a multiprocessor, then few parts of K and deep prefetch."""
+    """Favours some 12 warps a multiprocessor, then few parts of K, rows that share what is read of X, deep prefetch."""
     parts = config["split"] * config["ranks"]
     warps = -(-n // (16 * config["rows"])) * parts
     idle = max(0.0, 12 * multiprocessors / warps - 1)
     short = max(0.0, config["depth"] * parts / chunks - 1)
-    return (idle + short + 0.03 * parts + 0.05 * config["ranks"], -config["depth"] * config["rows"], -config["warps"])
+    shared = 0.02 * config["tiles"] / config["rows"]
+    return (
+        idle + short + 0.03 * parts + 0.05 * config["ranks"] + shared,
+        -config["depth"] * config["rows"],
+        -config["warps"],
+    )
 
 
 def _build(dtype: torch.dtype, vec: int) -> Build:
