@@ -18,12 +18,14 @@
 //   4  code * s in the 16-bit type of x, [M, K]
 //   5  code * s as fp16 tensor-core fragments (`fragment_piece`), zero beyond M and K
 //   6  x itself as fragments in its own type: no quantization (W4A16)
+//   7  E4M3 bytes and half scales as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
+//   8  the same with SPREAD 1 (to 8 tokens)
 #include "nvfp4.cuh"
 
 #ifndef FORM
-#error "FORM selects the output, 0 to 6"
+#error "FORM selects the output, 0 to 8"
 #endif
-static constexpr bool PADDED = FORM == 2 || FORM >= 5;  // tokens up to a multiple of 8 are written
+static constexpr bool PADDED = FORM == 2 || FORM == 5 || FORM == 6;  // tokens up to a multiple of 8 are written
 static constexpr bool WIDE = FORM >= 5;                 // and K up to a whole chunk
 
 // Where a kernel writes: codes, and scales for the forms that have them.
@@ -35,7 +37,7 @@ struct Target {
 };
 
 DEVICE int padded_blocks(int k) {
-  int per_chunk = 4 * lane_blocks(k), blocks = k / BLOCK;
+  int per_chunk = FORM >= 7 ? 8 : 4 * lane_blocks(k), blocks = k / BLOCK;
   return WIDE ? (blocks + per_chunk - 1) / per_chunk * per_chunk : blocks;
 }
 
@@ -178,6 +180,25 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
                               e2m1_value(q.q[half], half_pair_element(2 * s + 1)) * scale);
       store16(to.codes + fragment_piece(m, b * 16 + 8 * half, tiles, vec) * 16, make_uint4(w[0], w[1], w[2], w[3]));
     }
+  } else if (FORM == 7 || FORM == 8) {
+    u32 low[2], high[2];
+    e2m1x8_to_e4m3(q.q[0], low);
+    e2m1x8_to_e4m3(q.q[1], high);
+    const uint4 bytes = make_uint4(low[0], low[1], high[0], high[1]);
+    const int chunk = b >> 3, in_chunk = b & 7, chunks = padded_blocks(to.k) >> 3;
+    const u64 row = 16 * to.m;
+    u8* scales;
+    if (FORM == 7) {  // a record a chunk: each token's block and as many zeros, then scales
+      u8* record = to.codes + chunk * (16 * row + 64);
+      store16(record + in_chunk * 2 * row + m * 32, bytes);
+      store16(record + in_chunk * 2 * row + m * 32 + 16, make_uint4(0, 0, 0, 0));
+      scales = record + 16 * row + m * 16;
+    } else {          // even blocks from the last to the first, odd blocks from the first on, scales
+      const int pairs = 4 * chunks, pair = b >> 1;
+      store16(to.codes + (b & 1 ? pairs + pair : pairs - 1 - pair) * row + m * 16, bytes);
+      scales = to.codes + 2 * pairs * row + chunk * 128 + m * 16;
+    }
+    ((u16*)scales)[in_chunk] = float_to_half(scale * 0.25f);
   }
 }
 

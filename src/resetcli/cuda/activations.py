@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from resetcli.cuda.build import Build
 
 BLOCK = 16
-FORMS = {"nvfp4": 0, "int8": 1, "e4m3": 2, "f16": 3, "q16": 4, "fragments": 5, "fragments16": 6, "x16": None}
+FORMS = {
+    "nvfp4": 0, "int8": 1, "e4m3": 2, "f16": 3, "q16": 4, "fragments": 5, "fragments16": 6, "wgmma4": 7, "wgmma8": 8,
+    "x16": None,
+}  # fmt: skip
 """Form to the FORM macro of quantize.cu; "x16" is X itself and needs no kernel.
 
 nvfp4        packed codes uint8 [M, K/2], scales float8_e4m3fn [M, K/16]
@@ -31,6 +34,8 @@ f16          e2m1 float16, flat in ``lane_piece`` and pair order, scales float32
 q16          e2m1 * scale in X's type [M, K]: dequantized but for the global factor
 fragments    the same in float16 as tensor-core fragments, flat, padded with zeros
 fragments16  X itself as fragments, in its own type
+wgmma4       E4M3 bytes and scales/4 as kernels/hopper.cu reads them for at most 4 tokens, flat, padded with zeros
+wgmma8       the same for at most 8 tokens
 """
 UNQUANTIZED = ("x16", "fragments16")
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -171,6 +176,11 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
     elif form == "f16":
         room = m * lane_room(k)
         tensors = (new(room * BLOCK, dtype=torch.float16), new(room, dtype=torch.float32))
+    elif form in ("wgmma4", "wgmma8"):
+        if m > int(form[-1]):
+            raise UsageError(f"form {form} holds at most {form[-1]} tokens, not {m}")
+        chunks = -(-k // 128)
+        tensors = (new(chunks * (256 * m + 64 if form == "wgmma4" else 128 * m + 128), dtype=torch.uint8),)
     elif form == "q16":
         tensors = (new(m, k, dtype=x.dtype),)
     else:
@@ -188,6 +198,8 @@ def _rows(form: str, m: int) -> int:
 def _blocks(form: str, m: int, k: int) -> tuple[int, int]:
     """(grid, block) of one thread a block of 16."""
     width = padded_k(k) if form in ("fragments", "fragments16") else k
+    if form in ("wgmma4", "wgmma8"):
+        width = -(-k // 128) * 128
     total = _rows(form, m) * (width // BLOCK)
     threads = 64 if total < 1 << 15 else 256  # few: spread over many multiprocessors
     return -(-total // threads), threads

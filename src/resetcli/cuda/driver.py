@@ -152,7 +152,7 @@ def launch_config(
         attributes[count].id = PROGRAMMATIC_STREAM_SERIALIZATION
         attributes[count].value[0] = 1
         count += 1
-    if cluster > 1:
+    if cluster:  # also of 1: st.async and barriers of a cluster are illegal in a launch without
         attributes[count].id = CLUSTER_DIMENSION
         attributes[count].value[:] = (cluster, 1, 1)
         count += 1

@@ -243,7 +243,7 @@ def launch(
     *,
     shared: int = 0,
     pdl: bool = False,
-    cluster: int = 1,
+    cluster: int = 0,
 ) -> None:
     """Launch on torch's current stream of the function's device, whatever the current device is.
 
@@ -253,7 +253,7 @@ def launch(
         shared: dynamic shared memory in bytes; above 48 KB the function must have been asked for with it.
         pdl: let the kernel start before the one ahead of it in the stream has ended (programmatic dependent launch);
             it must wait by griddepcontrol.wait before it touches what that one writes.
-        cluster: blocks a cluster, along x.
+        cluster: blocks a cluster, along x; 0 for a launch without clusters.
 
     Raises:
         ResetError: bad arguments, or the driver refuses the launch.

@@ -95,7 +95,7 @@ class Mma(Family):
         tiles = -(-n // (16 * config["rows"] * (config["warps"] // config["split"])))
         grid = (tiles * ranks, -(-acts.m // (8 * config["tiles"])))
         args = (*prepared, x, out, alpha, acts.m, n, k, config["split"], ranks, int(out.dtype == torch.float16))
-        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks if ranks > 1 else 0)
+        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks * (ranks > 1))
 
 
 def _shared(config: dict[str, Any]) -> int:

@@ -1,0 +1,341 @@
+// NVFP4 products for few tokens on Hopper (sm_90a): Y[M, N] = alpha * X[M, K] W[N, K]^T, W4A4, M = 1 to 8.
+//
+// What binds it. 4-bit weights arrive at 9/16 byte each; at the rate at which an H200 reads memory an SM must take in
+// about 32 weights a clock, so one warp instruction may be spent on 8 weights of a lane, and a lane that decodes to
+// fp16 and scales before the product is over that budget in the integer pipe. What this does about it:
+//   - E2M1 becomes E4M3 by bit moves (5 instructions for 8 codes), and fp8 wgmma multiplies 64 rows by 32 columns of K
+//     for all tokens at once. Products of E2M1 codes and their sums over a block of 16 are exact in its accumulators.
+//   - The scales of a block are applied to its sum, not to its 16 weights. A k = 32 wgmma holds two blocks; their sums
+//     are kept apart by zeros on the token side, which costs nothing: 8 or 16 columns take wgmma the same time.
+//   - Weights are laid out in the order in which lanes take them ("tiles", resetcli/cuda/families/hopper.py), so every
+//     copy is a straight 16 bytes a lane. Each warp streams its own part through a ring in shared memory with
+//     cp.async: no barrier, no register held while waiting. (Bulk copies were measured: 1.2 us later at the start,
+//     8 % slower at the end. Plain loads into registers keep too few bytes in flight.)
+//   - Activations are copied before the weights: behind 100 KB of weights in flight they came 3 us late.
+// A cluster of CTAs takes some whole tiles of 64 rows. Each CTA takes one slice of K of all of them, so that it needs
+// only a slice of the activations, and each of its warpgroups some of the tiles or a slice of that slice, so that none
+// waits for another before the end. The parts of a tile meet in the shared memory of one CTA of the cluster (st.async), which adds them in a
+// fixed order: results do not vary. (Runs of chunks over the whole grid with parts through global memory were 1 to 2 us slower.)
+//
+// What was traded: a layout of its own (a model that also runs other kernels on a layer keeps two copies), M <= 8,
+// N padded to 64 and K to 128 with zeros.
+//
+// Compile-time: GROUPS warpgroups a CTA, STAGES of the ring, SPREAD 0 for M <= 4 and 1 for M <= 8.
+#include "nvfp4.cuh"
+
+#ifndef GROUPS
+#define GROUPS 4
+#endif
+#ifndef STAGES
+#define STAGES 6
+#endif
+#ifndef SPREAD
+#define SPREAD 0
+#endif
+#ifndef EARLY
+#define EARLY 2  // stages requested ahead of the activations
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1  // CTAs an SM
+#endif
+
+static constexpr u32 THREADS = 128 * GROUPS;
+static constexpr u32 WARP_CHUNK = 1152;            // 16 rows x 128 columns: 1024 bytes of codes, 128 of scales
+static constexpr u32 CHUNK = 4 * WARP_CHUNK;
+static constexpr u32 WARP_RING = STAGES * WARP_CHUNK, RING = 4 * GROUPS * WARP_RING;
+static constexpr u32 PART = SPREAD ? 2048 : 1024;  // bytes of sums that a CTA sends for a tile
+static constexpr float UNSCALE = 256.0f;           // 2^6 of E2M1 read as E4M3, 2^2 kept off the activation scales
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+DEVICE void copy16_if(bool wanted, u32 to, const void* from) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to),
+               "l"(from), "r"((u32)wanted)
+               : "memory");
+}
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+DEVICE uint4 shared16(u32 a) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
+  return v;
+}
+DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // to wgmma
+DEVICE float low_float(u32 pair) { return half_to_float((u16)pair); }
+DEVICE float high_float(u32 pair) { return half_to_float((u16)(pair >> 16)); }
+
+// The 8 codes of a word as two words of E4M3 (times 2^-6): the first holds a code's bits in place, the second's are
+// in what is left of each byte.
+DEVICE u32 first_four(u32 q) { return q & 0x9C9C9C9Cu; }
+DEVICE u32 second_four(u32 q) { return (__funnelshift_r(q, q, 2) & 0x98989898u) | ((q << 2) & 0x04040404u); }
+
+// Keeps a value in a register: worked out again from the thread index in every turn, it would delay each load.
+DEVICE u32 keep(u32 v) {
+  u32 r;
+  asm volatile("mov.u32 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
+DEVICE u64 descriptor(u32 low, u32 high) {
+  u64 d;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(high));
+  return d;
+}
+
+// Four wgmma m64nXk32 over one chunk, each into sums of its own; waits for them.
+#if SPREAD
+static constexpr int SUMS = 8;
+DEVICE void multiply(float (&d)[32], const u32 (&a)[16], u64 b0, u64 b1, u64 b2, u64 b3) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %52, 0;\nwgmma.fence.sync.aligned;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7},{%32,%33,%34,%35},%48,p,1,1;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%8,%9,%10,%11,%12,%13,%14,%15},{%36,%37,%38,%39},%49,p,1,1;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%16,%17,%18,%19,%20,%21,%22,%23},{%40,%41,%42,%43},%50,p,1,1;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%24,%25,%26,%27,%28,%29,%30,%31},{%44,%45,%46,%47},%51,p,1,1;\n"
+      "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n}"
+      : "=&f"(d[0]), "=&f"(d[1]), "=&f"(d[2]), "=&f"(d[3]), "=&f"(d[4]), "=&f"(d[5]), "=&f"(d[6]), "=&f"(d[7]),
+        "=&f"(d[8]), "=&f"(d[9]), "=&f"(d[10]), "=&f"(d[11]), "=&f"(d[12]), "=&f"(d[13]), "=&f"(d[14]), "=&f"(d[15]),
+        "=&f"(d[16]), "=&f"(d[17]), "=&f"(d[18]), "=&f"(d[19]), "=&f"(d[20]), "=&f"(d[21]), "=&f"(d[22]), "=&f"(d[23]),
+        "=&f"(d[24]), "=&f"(d[25]), "=&f"(d[26]), "=&f"(d[27]), "=&f"(d[28]), "=&f"(d[29]), "=&f"(d[30]), "=&f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]),
+        "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b0), "l"(b1), "l"(b2), "l"(b3), "r"(0)
+      : "memory");
+}
+#else
+static constexpr int SUMS = 4;
+DEVICE void multiply(float (&d)[16], const u32 (&a)[16], u64 b0, u64 b1, u64 b2, u64 b3) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %36, 0;\nwgmma.fence.sync.aligned;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3},{%16,%17,%18,%19},%32,p,1,1;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%4,%5,%6,%7},{%20,%21,%22,%23},%33,p,1,1;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%8,%9,%10,%11},{%24,%25,%26,%27},%34,p,1,1;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%12,%13,%14,%15},{%28,%29,%30,%31},%35,p,1,1;\n"
+      "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n}"
+      : "=&f"(d[0]), "=&f"(d[1]), "=&f"(d[2]), "=&f"(d[3]), "=&f"(d[4]), "=&f"(d[5]), "=&f"(d[6]), "=&f"(d[7]),
+        "=&f"(d[8]), "=&f"(d[9]), "=&f"(d[10]), "=&f"(d[11]), "=&f"(d[12]), "=&f"(d[13]), "=&f"(d[14]), "=&f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]),
+        "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b0), "l"(b1), "l"(b2), "l"(b3), "r"(0)
+      : "memory");
+}
+#endif
+
+// All threads of the CTA copy `bytes`, a multiple of 16.
+DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
+  for (u32 o = threadIdx.x * 16; o < bytes; o += THREADS * 16) copy16(to + o, from + o);
+}
+
+// weights  [tiles][chunks][4 warps][1152 bytes], layout "tiles"
+// x        SPREAD 0: [chunks], each [8 blocks][M][16 bytes E4M3, 16 zeros] and scales [4 tokens][4] half2;
+//          SPREAD 1: first blocks of each 32 columns, last first: [4 chunks][M][16], second blocks, first first, then
+//          scales [chunks][8 tokens][4] half2. A half2 holds the scales of two neighbouring blocks, times 1/4.
+// y        [M, N] fp16 or bf16
+// tiles    of a cluster; the last one has `last_tiles`
+// sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other tiles
+// share, extra  chunks of a warpgroup's slice of K; one more for the first `extra` of them, counted over the cluster
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int tiles,
+                int last_tiles, int sliced, int share, int extra, int bf16, int pdl) {
+#if HAS_CLUSTER
+  extern __shared__ __align__(128) u8 shared[];
+  u32 rank, ranks, cluster, clusters;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+  asm("mov.u32 %0, %%nclusterid.x;" : "=r"(clusters));
+  const u32 tid = threadIdx.x, lane = tid & 31, row = lane >> 2, t = lane & 3;
+  const int group = __shfl_sync(~0u, tid >> 7, 0), warp = __shfl_sync(~0u, (tid >> 5) & 3, 0);
+  // Slices of K are numbered through the cluster; chunk and length are this warpgroup's, x_chunk0 and x_length the CTA's.
+  const int lane_of_tiles = group / sliced, stride = GROUPS / sliced;
+  const int slice = rank * sliced + group - lane_of_tiles * sliced, parts = ranks * sliced;
+  const int chunk = slice * share + min(slice, extra), length = share + (slice < extra);
+  const int begins = rank * sliced, chunk0 = begins * share + min(begins, extra);
+  const int x_length = sliced * share + max(0, min(extra - begins, sliced));
+  const int first_tile = cluster * tiles;
+  if (cluster + 1 == clusters) tiles = last_tiles;
+
+  const u32 base = shared_address(shared);
+  const u32 ring_begin = keep(base + (group * 4 + warp) * WARP_RING + lane * 16), ring_end = ring_begin + WARP_RING;
+  const u8* from = weights + (size_t)((first_tile + lane_of_tiles) * chunks + chunk) * CHUNK + warp * WARP_CHUNK + lane * 16;
+  // Requests run ahead of the products: chunk by chunk, then on to this warpgroup's next tile.
+  int left = lane_of_tiles < tiles ? ((tiles - lane_of_tiles + stride - 1) / stride) * length : 0, in_tile = length;
+  const long long to_next = (long long)(stride * chunks - length) * CHUNK;
+  const bool holds_scales = lane < 8;
+  auto request = [&](u32 to) {
+    const bool wanted = left > 0;
+    copy16_if(wanted, to, from);
+    copy16_if(wanted, to + 512, from + 512);
+    copy16_if(wanted && holds_scales, to + 1024, from + 1024);
+    commit();
+    left--;
+    from += CHUNK;
+    if (--in_tile == 0) {
+      in_tile = length;
+      from += to_next;
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < EARLY; s++) request(ring_begin + s * WARP_CHUNK);
+  if (pdl) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+  }
+  const u32 gate = base + RING, x_data = gate + 128, room = sliced * share + min(extra, sliced);   // alike in all CTAs: they send there
+#if SPREAD
+  const u32 zeros = x_data + 64 * m * room, x_scales = zeros + (64 * room + 16) * m + 128;
+  copy_run(zeros - 64 * m * x_length, x + (size_t)(chunks - chunk0 - x_length) * 64 * m, x_length * 64 * m);
+  copy_run(zeros + 16 * m, x + (size_t)(chunks + chunk0) * 64 * m, x_length * 64 * m);
+  copy_run(x_scales, x + (size_t)chunks * 128 * m + chunk0 * 128, x_length * 128);
+  const u32 received = x_scales + 128 * room;
+  for (u32 i = tid; i < (u32)m; i += THREADS)
+    asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(zeros + i * 16), "r"(0) : "memory");
+#else
+  const u32 chunk_bytes = 256 * m + 64, x_scales = x_data + 256 * m, received = x_data + room * chunk_bytes;
+  copy_run(x_data, x + (size_t)chunk0 * chunk_bytes, x_length * chunk_bytes);
+#endif
+  commit();
+#pragma unroll
+  for (int s = EARLY; s < STAGES - 1; s++) request(ring_begin + s * WARP_CHUNK);
+  const int mine = (int)rank < tiles ? (tiles - (int)rank + (int)ranks - 1) / (int)ranks : 0;  // tiles that meet here
+  if (tid == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(gate) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(gate), "r"(mine * parts * PART) : "memory");
+  }
+  // Descriptors of wgmma: low word address and stride between the two blocks, high word stride between 8 columns,
+  // all in 16 bytes. SPREAD 0: a row of zeros follows each token's; the second block is taken from one row earlier.
+  // SPREAD 1: the first block lies as far before the zeros as the second after.
+  const u32 step = m;                                       // 16 bytes x m
+#if SPREAD
+  const u32 x_low = (((zeros & 0x3FFFFu) >> 4) - step) | step << 16, x_next = (step << 16) - step, x_chunk = 4 * x_next;
+  constexpr u32 scale_chunk = 128;
+#else
+  const u32 x_low = ((x_data & 0x3FFFFu) >> 4) | (2 * step - 1) << 16, x_next = 4 * step, x_chunk = chunk_bytes >> 4;
+  const u32 scale_chunk = chunk_bytes;
+#endif
+  {  // the first wgmma of a kernel takes long: let it be one that nobody waits for
+    float d[4 * SUMS];
+    u32 a[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) a[i] = 0;
+    const u64 b = descriptor(x_low, SPREAD ? step : 8);
+    multiply(d, a, b, b, b, b);
+  }
+  wait_copies<STAGES - 1 - EARLY>();
+  publish();
+  __syncthreads();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+
+  u32 stage = ring_begin, before = ring_end - WARP_CHUNK;      // this lane's 16 bytes
+  const u32 to_scales = keep(1024 + row * 16 - lane * 16), skipped = chunk - chunk0;
+  const u32 first_scales = keep(x_scales + t * (SPREAD ? 32 : 16)) + skipped * scale_chunk, first_x = x_low + skipped * x_chunk;
+  bool alone = true;
+  for (int tile = lane_of_tiles; tile < tiles; tile += stride) {
+    float total[SUMS];
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
+    u32 x_at = first_x, high = SPREAD ? step * (4 * skipped + 1) : 8, scales_at = first_scales;
+    for (int turn = length; turn > 0; turn--) {
+      wait_copies<STAGES - 2>();
+      __syncwarp();
+      const uint4 w0 = shared16(stage), w1 = shared16(stage + 512), sw = shared16(stage + to_scales);
+      const uint4 sx = shared16(scales_at);
+#if SPREAD
+      const uint4 sx1 = shared16(scales_at + 16);
+#endif
+      request(before);
+      before = stage;
+      stage += WARP_CHUNK;
+      if (stage == ring_end) stage = ring_begin;
+      u32 a[16];
+      const u32 w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        a[4 * j] = first_four(w[2 * j]);
+        a[4 * j + 1] = first_four(w[2 * j + 1]);
+        a[4 * j + 2] = second_four(w[2 * j]);
+        a[4 * j + 3] = second_four(w[2 * j + 1]);
+      }
+      const u32 up = SPREAD ? step : 0;
+      float d[4 * SUMS];
+      const u32 s[4] = {sw.x, sw.y, sw.z, sw.w}, u[4] = {sx.x, sx.y, sx.z, sx.w};
+#if SPREAD
+      const u32 v[4] = {sx1.x, sx1.y, sx1.z, sx1.w};
+#endif
+      multiply(d, a, descriptor(x_at, high), descriptor(x_at + x_next, high + up),
+               descriptor(x_at + 2 * x_next, high + 2 * up), descriptor(x_at + 3 * x_next, high + 3 * up));
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        // rows r and r + 8; in each pair the first and the second block of 32 columns
+        const u32 upper = e4m3x2_to_half2(s[j]), lower = e4m3x2_to_half2(s[j] >> 16);
+        const float* e = d + SUMS * j;
+#if SPREAD
+        u32 p[4] = {mul_half2(upper, u[j]), mul_half2(upper, v[j]), mul_half2(lower, u[j]), mul_half2(lower, v[j])};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          total[i] = fmaf(e[i], low_float(p[i]), total[i]);
+          total[4 + i] = fmaf(e[4 + i], high_float(p[i]), total[4 + i]);
+        }
+#else
+        u32 p[2] = {mul_half2(upper, u[j]), mul_half2(lower, u[j])};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          total[2 * i] = fmaf(e[2 * i], low_float(p[i]), total[2 * i]);
+          total[2 * i + 1] = fmaf(e[2 * i + 1], high_float(p[i]), total[2 * i + 1]);
+        }
+#endif
+      }
+      x_at += x_chunk;
+      high += 4 * up;
+      scales_at += scale_chunk;
+    }
+    // Barriers and shared memory of the whole cluster must exist before anything is sent.
+    if (alone) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    alone = false;
+    const u32 owner = tile % ranks, place = received + ((tile / ranks) * parts + slice) * PART + (warp * 32 + lane) * (PART / 128);
+    u32 to, there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(place), "r"(owner));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(gate), "r"(owner));
+#if SPREAD
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
+                 "r"(__float_as_uint(total[0] + total[4])), "r"(__float_as_uint(total[1] + total[5])),
+                 "r"(__float_as_uint(total[2] + total[6])), "r"(__float_as_uint(total[3] + total[7])), "r"(there)
+                 : "memory");
+#else
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
+                 "r"(__float_as_uint(total[0] + total[1])), "r"(__float_as_uint(total[2] + total[3])), "r"(there)
+                 : "memory");
+#endif
+  }
+  if (alone) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+
+  const float scale = alpha * UNSCALE;
+  auto store = [&](u32 token, u32 column, float value) {
+    if (token < (u32)m && column < (u32)n)
+      y[(size_t)token * n + column] = bf16 ? float_to_bf16(value * scale) : float_to_half(value * scale);
+  };
+  asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra AGAIN;\n}" ::"r"(gate) : "memory");
+  for (int i = tid; i < mine * 128; i += THREADS) {
+    const u32 held = i & 127, at = received + (i >> 7) * parts * PART + held * (PART / 128), own = held & 3;
+    const u32 column = (first_tile + rank + (i >> 7) * ranks) * 64 + (held >> 5) * 16 + ((held & 31) >> 2);
+#if SPREAD
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int r = 0; r < parts; r++) {
+      const uint4 part = shared16(at + r * PART);
+      sum.x += __uint_as_float(part.x), sum.y += __uint_as_float(part.y);
+      sum.z += __uint_as_float(part.z), sum.w += __uint_as_float(part.w);
+    }
+    store(2 * own, column, sum.x), store(2 * own + 1, column, sum.y);
+    store(2 * own, column + 8, sum.z), store(2 * own + 1, column + 8, sum.w);
+#else
+    float2 sum = make_float2(0.0f, 0.0f);
+    for (int r = 0; r < parts; r++) {
+      u32 first, second;
+      asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(at + r * PART));
+      sum.x += __uint_as_float(first), sum.y += __uint_as_float(second);
+    }
+    store(own, column, sum.x), store(own, column + 8, sum.y);
+#endif
+  }
+#endif
+}

@@ -1,0 +1,185 @@
+"""The Hopper family (kernels/hopper.cu): 1 to 8 tokens through fp8 wgmma, weights in a layout of its own, "tiles".
+
+Two members share the kernel: "wgmma4" for at most 4 tokens and "wgmma8" for at most 8, which reads fewer bytes of
+activations a token and spends more instructions. A configuration is the kernel, {"groups": warpgroups a CTA, "stages"
+of a warp's ring, "early": those requested ahead of the activations, "blocks": CTAs a multiprocessor}, and the cut of
+the work, {"cluster": CTAs, "tiles": of 64 rows a cluster takes, "sliced": warpgroups that share a tile along K}.
+
+Layout "tiles", uint8 [ceil(N/64), ceil(K/128), 4 warps, 1152]: 1024 bytes of codes and 128 of scales for 16 rows and
+128 columns. Lane l of the warp owns rows l/4 and l/4 + 8 and, of each block of 16 columns, four from 4*(l%4) on; its
+32-bit words are [k/64][lane][k/32 % 2][row half]. A word holds eight codes: byte j has column j of the first block of
+32 as bits s..mag at 7, 4-2, and of the second block the magnitude at 6, 5, 0; bit 1 is the sign of the second block's
+column j - 1 (mod 4). So one AND makes E4M3 bytes of the first four, a rotation and two ANDs those of the others.
+Scales are E4M3 bytes [row % 8][k/32][row half][block % 2]. What lies beyond N or K is zero.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from resetcli.cuda.activations import BLOCK, Activations
+from resetcli.cuda.build import Build
+from resetcli.cuda.families.base import DTYPES, Family
+
+ROWS, COLUMNS = 64, 128
+_WARP_CHUNK = 1152
+_SHARED = 227 * 1024
+"""Bytes of shared memory that one CTA may have; an SM has 1024 more a CTA beside."""
+_MULTIPROCESSORS = 132
+Kernel = tuple[int, int, int, int]
+"""groups, stages, early, blocks."""
+_KERNELS: dict[int, tuple[Kernel, ...]] = {
+    4: ((4, 6, 2, 1), (4, 4, 1, 1), (3, 6, 1, 1), (5, 5, 1, 1), (6, 5, 2, 1), (2, 6, 1, 2)),
+    8: ((4, 4, 1, 1), (4, 5, 2, 1), (5, 5, 1, 1), (3, 6, 1, 1), (2, 5, 1, 2)),
+}
+"""By most tokens, as they did on an H200, best first."""
+
+
+class Hopper(Family):
+    """``most``: 4 or 8 tokens."""
+
+    layout = "tiles"
+
+    def __init__(self, most: int):
+        self.most = most
+        self.name = self.form = f"wgmma{most}"
+        self.cost_model = (1.12, 0.0) if most == 4 else (1.28, 0.0)  # over the fastest read, on an H200
+
+    def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
+        if arch != "sm_90a":
+            return False, f"wgmma is of sm_90a, not of {arch}"
+        if activations != "w4a4":
+            return False, "fp8 holds quantized activations only; w4a16 has 16-bit ones"
+        if dtype not in DTYPES:
+            return False, f"{dtype} is neither bfloat16 nor float16"
+        if k % BLOCK or k < BLOCK:
+            return False, f"K={k} is not a positive multiple of {BLOCK}"
+        if n < 1:
+            return False, f"N={n} is not positive"
+        if not 1 <= m <= self.most:
+            return False, f"M={m} is not from 1 to {self.most}"
+        if not self.configs(m, n, k, _MULTIPROCESSORS, activations):
+            return False, f"activations of K={k} leave no room in shared memory"
+        return True, ""
+
+    def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
+        return [dict(config) for config in _configs(self.most, m, n, k, multiprocessors)]
+
+    def builds(self, arch: str) -> list[Build]:
+        return [_build(self.most, *kernel) for kernel in _KERNELS[self.most]] if arch == "sm_90a" else []
+
+    def prepare(self, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (pack_tiles(weight, scale),)
+
+    def run(
+        self,
+        config: dict[str, Any],
+        acts: Activations,
+        prepared: tuple[torch.Tensor, ...],
+        out: torch.Tensor,
+        alpha: float,
+        *,
+        n: int,
+        k: int,
+        pdl: bool = False,
+    ) -> None:
+        from resetcli.cuda.launch import launch, load
+
+        kernel = (config["groups"], config["stages"], config["early"], config["blocks"])
+        ranks, tiles, sliced = config["cluster"], config["tiles"], config["sliced"]
+        all_tiles, chunks = -(-n // ROWS), -(-k // COLUMNS)
+        clusters = -(-all_tiles // tiles)
+        share, extra = divmod(chunks, ranks * sliced)
+        shared = shared_bytes(self.most, kernel, ranks, tiles, sliced, acts.m, chunks)
+        function = load(_build(self.most, *kernel), out.device).function("hopper_w4a4", shared)
+        args = (prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, tiles, all_tiles - (clusters - 1) * tiles,
+                sliced, share, extra, int(out.dtype == torch.bfloat16), int(pdl))  # fmt: skip
+        launch(function, clusters * ranks, 128 * config["groups"], args, shared=shared, pdl=pdl, cluster=ranks)
+
+
+@lru_cache(maxsize=64)
+def _build(most: int, groups: int, stages: int, early: int, blocks: int) -> Build:
+    defines = (("SPREAD", int(most == 8)), ("GROUPS", groups), ("STAGES", stages), ("EARLY", early), ("BLOCKS", blocks))
+    return Build("hopper.cu", defines)
+
+
+def shared_bytes(most: int, kernel: Kernel, ranks: int, tiles: int, sliced: int, m: int, chunks: int) -> int:
+    """Dynamic shared memory of a CTA: rings, a barrier, activations of its slice of K, and received sums."""
+    groups, stages, _, _ = kernel
+    share, extra = divmod(chunks, ranks * sliced)
+    room = sliced * share + min(extra, sliced)
+    x = 128 * m * room + 16 * m + 128 + 128 * room if most == 8 else room * (256 * m + 64)
+    received = -(-tiles // ranks) * ranks * sliced * (2048 if most == 8 else 1024)
+    return groups * 4 * stages * _WARP_CHUNK + 128 + x + received
+
+
+@lru_cache(maxsize=4096)
+def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """All cuts of the work that fill the machine evenly enough, the most even first."""
+    all_tiles, chunks = -(-n // ROWS), -(-k // COLUMNS)
+    found = []
+    for order, kernel in enumerate(_KERNELS[most]):
+        groups, _, _, blocks = kernel
+        places = multiprocessors * blocks
+        limit = min(_SHARED, (_SHARED + 1024) // blocks - 1024)
+        seen = set()
+        for ranks in (1, 2, 4, 8):
+            for tiles in {max(1, -(-all_tiles * ranks // wanted)) for wanted in (places, places * 31 // 32)}:
+                for sliced in (s for s in range(1, groups + 1) if groups % s == 0):
+                    if ranks * sliced > chunks or (ranks, tiles, sliced) in seen:
+                        continue
+                    seen.add((ranks, tiles, sliced))
+                    if shared_bytes(most, kernel, ranks, tiles, sliced, m, chunks) > limit:
+                        continue
+                    ctas = -(-all_tiles // tiles) * ranks
+                    # The longest warpgroup's chunks; then waves of CTAs; in units of an even spread over the machine.
+                    longest = -(-tiles // (groups // sliced)) * -(-chunks // (ranks * sliced))
+                    waves = -(-ctas // places)
+                    cost = longest * waves * groups * places / (all_tiles * chunks)
+                    rank_cost = 0.15 if ranks == 8 and blocks == 1 else 0.01 * ranks  # 8 rarely fit all GPCs
+                    found.append((cost + rank_cost + 0.02 * order, kernel, ranks, tiles, sliced))
+    if not found:
+        return ()
+    found.sort()
+    best = found[0][0]
+    keys = ("groups", "stages", "early", "blocks", "cluster", "tiles", "sliced")
+    return tuple(
+        tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:24] if cost <= best + 0.6
+    )
+
+
+def pack_tiles(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Layout "tiles" of a weight uint8 [N, K/2] with scales float8_e4m3fn [N, K/16]; on their device, by tiles."""
+    n, k = weight.shape[0], weight.shape[1] * 2
+    tiles, chunks = -(-n // ROWS), -(-k // COLUMNS)
+    out = torch.empty(tiles, chunks, 4, _WARP_CHUNK, dtype=torch.uint8, device=weight.device)
+    step = max(1, (1 << 24) // (chunks * COLUMNS * ROWS))  # 16 million codes at a time bound the scratch
+    for start in range(0, tiles, step):
+        stop = min(tiles, start + step)
+        part = slice(start * ROWS, min(n, stop * ROWS))
+        out[start:stop] = _pack(weight[part], scale[part].view(torch.uint8), stop - start, chunks)
+    return out
+
+
+def _pack(weight: torch.Tensor, scale: torch.Tensor, tiles: int, chunks: int) -> torch.Tensor:
+    n, k = weight.shape[0], weight.shape[1] * 2
+    codes = weight.new_zeros(tiles * ROWS, chunks * COLUMNS)
+    codes[:n, 0:k:2] = weight & 15
+    codes[:n, 1:k:2] = weight >> 4
+    # [tile, warp, half, row, chunk, k/32, block, t, j] to [tile, chunk, warp, k/64, row, t, k/32 % 2, half, block, j]
+    codes = codes.view(tiles, 4, 2, 8, chunks, 2, 2, 2, 4, 4).permute(0, 4, 1, 5, 3, 8, 6, 2, 7, 9)
+    first, second = codes[..., 0, :], codes[..., 1, :]
+    magnitude, sign = second & 7, second >> 3
+    byte = ((first & 8) << 4) | ((first & 7) << 2) | ((magnitude & 6) << 4) | (magnitude & 1)
+    byte |= torch.roll(sign, 1, -1) << 1
+    scales = weight.new_zeros(tiles * ROWS, chunks * 8)
+    scales[:n, : k // BLOCK] = scale
+    # [tile, warp, half, row, chunk, k/32, block] to [tile, chunk, warp, row, k/32, half, block]
+    scales = scales.view(tiles, 4, 2, 8, chunks, 4, 2).permute(0, 4, 1, 3, 5, 2, 6)
+    return torch.cat([byte.reshape(tiles, chunks, 4, 1024), scales.reshape(tiles, chunks, 4, 128)], -1)
+
+
+FAMILIES: list[Family] = [Hopper(4), Hopper(8)]
