@@ -141,7 +141,9 @@ def activation_values(acts: Activations, natural_pairs: bool) -> torch.Tensor:
     pairs = list(range(8)) if natural_pairs else [0, 4, 1, 5, 2, 6, 3, 7]  # element in each slot
     if form == "nvfp4":
         return unpack(first, second)
-    if form == "e4m3":
+    if form in ("wgmma4", "wgmma8"):
+        codes, scales = _from_wgmma(first, m, k, form)
+    elif form == "e4m3":
         codes, scales = first.view(torch.float8_e4m3fn).double(), 4 * second[:, :m].double().T
     elif form == "int8":
         codes, scales = _from_lanes(first, m, blocks, vec, 1) / 2, _lane_scales(second[..., 0], m, blocks)
@@ -163,6 +165,25 @@ def _from_lanes(flat: torch.Tensor, m: int, blocks: int, vec: int, pieces: int) 
     chunks = -(-blocks // (32 * vec))
     laid = flat.double().view(chunks, m, vec * pieces, 32, -1)
     return laid.permute(1, 0, 3, 2, 4).reshape(m, -1)[:, : blocks * BLOCK]
+
+
+def _from_wgmma(flat: torch.Tensor, m: int, k: int, form: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [M, K] and scales [M, K/16] of the forms of kernels/hopper.cu; asserts that they are zero beyond K."""
+    chunks, blocks = -(-k // 128), k // BLOCK
+    if form == "wgmma4":
+        records = flat.view(chunks, 256 * m + 64)
+        both = records[:, : 256 * m].reshape(chunks * 8, m, 2, BLOCK)
+        assert not bool(both[:, :, 1].any()), "the other half of a token's 32 bytes is not zero"
+        codes, scales = both[:, :, 0], records[:, 256 * m :]
+    else:
+        pairs = 4 * chunks
+        laid = flat[: 2 * pairs * BLOCK * m].view(2 * pairs, m, BLOCK)
+        codes = torch.stack((laid[:pairs].flip(0), laid[pairs:]), dim=1).flatten(0, 1)
+        scales = flat[2 * pairs * BLOCK * m :].view(chunks, 128)
+    scales = scales[:, : 16 * m].contiguous().view(torch.float16).view(chunks, m, 8).transpose(1, 2).flatten(0, 1)
+    values = codes.contiguous().view(torch.float8_e4m3fn).double()
+    assert not bool(values[blocks:].any()) and not bool(scales[blocks:].any()), "not zero beyond K"
+    return values[:blocks].transpose(0, 1).reshape(m, k), 4 * scales[:blocks].double().T
 
 
 def _lane_scales(flat: torch.Tensor, m: int, blocks: int) -> torch.Tensor:

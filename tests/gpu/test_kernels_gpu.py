@@ -227,7 +227,8 @@ def test_every_form_holds_the_same_values(arch, shape, dtype):
 
     case = make_case(8, shape[1], shape[0], dtype, seed=11)
     want = values(case.x, case.input_scale)
-    for form in QUANTIZED:
+    narrow = [form for form in ("wgmma4", "wgmma8") if shape[0] <= int(form[-1])]
+    for form in (*QUANTIZED, *narrow):
         got = activation_values(quantize(case.x, case.input_scale, form), natural(arch))
         assert torch.equal(got, want), form
     raw = quantize(case.x, None, "fragments16")

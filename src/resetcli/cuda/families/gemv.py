@@ -161,7 +161,8 @@ class Gemv(Family):
         args = (*prepared, acts.tensors[0], acts.tensors[-1], out, alpha, acts.m, n, k, config["split"], ranks,
                 int(out.dtype == torch.float16))  # fmt: skip
         grid = (tiles * ranks, acts.m // tokens)
-        launch(load(build, out.device).function(name), grid, 32 * config["warps"], args, pdl=pdl, cluster=ranks * (ranks > 1))
+        function = load(build, out.device).function(name)
+        launch(function, grid, 32 * config["warps"], args, pdl=pdl, cluster=ranks * (ranks > 1))
 
     def _arithmetic(self, activations: str, dtype: torch.dtype) -> int:
         if activations == "w4a16":
