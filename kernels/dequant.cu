@@ -61,3 +61,59 @@ extern "C" __global__ void __launch_bounds__(256)
 dequantize_fp16(const u8* weight, const u8* scale, u8* out, int n, int k) {
   dequantize<false>(weight, scale, out, n, k);
 }
+
+// The same from layout "tiles" (resetcli/cuda/families/hopper.py), first rows of `tile0` on: one thread takes the 16
+// bytes of a lane, that is two rows and, of four blocks, four columns each, which it writes as 8 bytes: four lanes make
+// a sector. What lies beyond N and K is not written.
+template <bool BF16> DEVICE void store_four(u32 bytes, u32 scale, u8* out) {  // E4M3 bytes of codes, times 2^-6
+  const u32 low = e4m3x2_to_half2(bytes), high = e4m3x2_to_half2(bytes >> 16);
+  u32 w[2];
+  if (BF16) {
+    const float s = half_to_float((u16)scale) * 64.0f;
+    const float2 a = half2_to_float2(low), b = half2_to_float2(high);
+    w[0] = (u32)float_to_bf16(a.x * s) | (u32)float_to_bf16(a.y * s) << 16;
+    w[1] = (u32)float_to_bf16(b.x * s) | (u32)float_to_bf16(b.y * s) << 16;
+  } else {
+    const u32 s = low_twice(scale), up = 0x54005400u;  // 2^6: codes first, for their product with a scale may be small
+    w[0] = mul_half2(mul_half2(low, up), s);
+    w[1] = mul_half2(mul_half2(high, up), s);
+  }
+  *(uint2*)out = make_uint2(w[0], w[1]);
+}
+
+template <bool BF16> DEVICE void from_tiles(const u8* tiles, u8* out, int rows, int k, int chunks) {
+  let_next_launch();
+  wait_for_previous();
+  // a warp chunk of 1152 bytes is 64 pieces of 16 bytes and scales
+  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  const u64 part = i >> 6;  // tile, chunk, warp
+  const int piece = (int)(i & 63), half = piece >> 5, lane = piece & 31, g = lane >> 2, t = lane & 3;
+  const int warp = (int)(part & 3);
+  const u64 unit = part >> 2;
+  const int tile = (int)(unit / chunks), chunk = (int)(unit - (u64)tile * chunks);
+  const int row = tile * 64 + warp * 16 + g;
+  if (row >= rows) return;
+  const u8* from = tiles + part * 1152;
+  const uint4 words = load_weights16(from + half * 512 + lane * 16);
+  const uint2 scales = *(const uint2*)(from + 1024 + g * 16 + half * 8);  // two k32, each [row half][block]
+  const u32 q[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int j = 0; j < 4; j++) {  // [k32][row half]
+    const int r = row + 8 * (j & 1), column = chunk * 128 + half * 64 + (j >> 1) * 32 + 4 * t;
+    if (r >= rows) continue;
+    const u32 two = (j >> 1 ? scales.y : scales.x) >> (16 * (j & 1)), s = e4m3x2_to_half2(two);
+    u8* to = out + ((u64)r * k + column) * 2;
+    if (column < k) store_four<BF16>(q[j] & 0x9C9C9C9Cu, s, to);
+    if (column + 16 < k)
+      store_four<BF16>((__funnelshift_r(q[j], q[j], 2) & 0x98989898u) | ((q[j] << 2) & 0x04040404u), s >> 16, to + 32);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+dequantize_tiles_bf16(const u8* tiles, u8* out, int rows, int k, int chunks) {
+  from_tiles<true>(tiles, out, rows, k, chunks);
+}
+extern "C" __global__ void __launch_bounds__(256)
+dequantize_tiles_fp16(const u8* tiles, u8* out, int rows, int k, int chunks) {
+  from_tiles<false>(tiles, out, rows, k, chunks);
+}

@@ -92,15 +92,17 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
   }
   wait_for_previous();
 
-  float acc[ACCS][ROWS][TILES][4];
+  float acc[ACCS][ROWS][TILES][4], sum[ROWS][TILES][4];
 #pragma unroll
-  for (int a = 0; a < ACCS; a++)
+  for (int r = 0; r < ROWS; r++)
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
+    for (int c = 0; c < TILES; c++)
 #pragma unroll
-      for (int c = 0; c < TILES; c++)
+      for (int i = 0; i < 4; i++) {
+        sum[r][c][i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) acc[a][r][c][i] = 0.0f;
+        for (int a = 0; a < ACCS; a++) acc[a][r][c][i] = 0.0f;
+      }
 
   // Pieces of activations stay AHEAD of their use; tiles beyond M hold anything and are not stored.
   constexpr int PIECES = 2 * VEC, AHEAD = TILES <= 2 ? PIECES : TILES == 4 ? 2 : 1;
@@ -144,6 +146,17 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
             b[j % AHEAD][c] = load16(j + AHEAD < PIECES ? xp + (c * PIECES + j + AHEAD) * 512
                                                         : next + (c * PIECES + j + AHEAD - PIECES) * 512);
         }
+        // Tensor cores add by truncation; over a long K that shows, so a chunk's sums are added as float32 rounds.
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+          for (int c = 0; c < TILES; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              sum[r][c][i] += ACCS == 2 ? acc[0][r][c][i] + acc[ACCS - 1][r][c][i] : acc[0][r][c][i];
+#pragma unroll
+              for (int a = 0; a < ACCS; a++) acc[a][r][c][i] = 0.0f;
+            }
         if (chunk + DEPTH < last) {
           const u32 mine = chunk + DEPTH < whole ? t : 0;
 #pragma unroll
@@ -167,9 +180,7 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
     for (int c = 0; c < TILES; c++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float2 v = make_float2(acc[0][r][c][2 * h], acc[0][r][c][2 * h + 1]);
-        if (ACCS == 2) v.x += acc[ACCS - 1][r][c][2 * h], v.y += acc[ACCS - 1][r][c][2 * h + 1];
-        *(float2*)(mine + (r * 16 + h * 8 + g) * PITCH + c * 8 + 2 * t) = v;
+        *(float2*)(mine + (r * 16 + h * 8 + g) * PITCH + c * 8 + 2 * t) = make_float2(sum[r][c][2 * h], sum[r][c][2 * h + 1]);
       }
   __syncthreads();
   if (ranks > 1) cluster_sync();

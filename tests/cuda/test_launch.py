@@ -60,7 +60,7 @@ def test_launch_configuration():
     assert config.n_attributes == 2
     assert [config.attributes[i].id for i in range(2)] == [6, 4]
     assert config.attributes[0].value[0] == 1 and list(config.attributes[1].value) == [2, 1, 1]
-    plain, _ = driver.launch_config((1,), (1,), 0, False, 1)
+    plain, _ = driver.launch_config((1,), (1,), 0, False, 0)
     assert plain.n_attributes == 0 and not plain.attributes
 
 

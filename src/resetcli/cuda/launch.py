@@ -65,13 +65,16 @@ class Module:
         cupy = import_cupy()
         self.raw = cupy.RawModule(path=str(compiled_path(what, device)))
         self._functions: dict[tuple[str, int], Function] = {}
+        self._allowed: dict[str, int] = {}
 
     def function(self, name: str, shared_bytes: int = 0) -> Function:
         """The kernel ``name``, allowed ``shared_bytes`` of dynamic shared memory a block."""
         key = (name, shared_bytes)
         if (found := self._functions.get(key)) is None:
             _refuse_capture(f"kernel {name} of {self.build}")
-            found = self._functions[key] = Function(self, name, shared_bytes)
+            # The allowance belongs to the kernel, not to this request: a later, smaller one must not take it away.
+            self._allowed[name] = max(shared_bytes, self._allowed.get(name, 0))
+            found = self._functions[key] = Function(self, name, self._allowed[name])
         return found
 
 

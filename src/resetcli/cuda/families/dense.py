@@ -2,8 +2,10 @@
 
 The weight is unpacked without its global factor, codes * block scales being exact in bf16 and fp16, and so is X with
 W4A4; all global factors go into the product's own alpha, which the library applies to the float32 sum before its only
-rounding. So the result is as accurate as the other families', and fp16 does not overflow on the way. Costs 2 bytes a
-weight of scratch, at most ``SCRATCH`` at a time.
+rounding. So fp16 does not overflow on the way. Costs 2 bytes a weight of scratch, at most ``SCRATCH`` at a time.
+
+"dense" reads the checkpoint's rows, "dense-tiles" the layout of the Hopper family, so that a model which decodes on
+those kernels keeps one copy of its weights for prefill too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from resetcli.cuda.activations import BLOCK, Activations
 from resetcli.cuda.build import Build, architecture_number
 from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.hopper import ROWS, pack_tiles
 
 SCRATCH = 512 * 1024 * 1024
 """Bytes of dequantized weights at a time."""
@@ -26,10 +29,14 @@ _THREADS = 256
 
 
 class Dense(Family):
-    """Unpacked weights times 16-bit X through the library."""
+    """Unpacked weights times 16-bit X through the library; ``layout`` "rows" or "tiles"."""
 
-    name, layout, form = "dense", "rows", "q16"
+    form = "q16"
     cost_model = (8.0, 0.01)  # 16 bit written and read for each 4.5 bit read
+
+    def __init__(self, layout: str):
+        self.layout = layout
+        self.name = "dense" if layout == "rows" else f"dense-{layout}"
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if architecture_number(arch) < 80:
@@ -38,16 +45,18 @@ class Dense(Family):
             return False, f"{dtype} is neither bfloat16 nor float16"
         if m < 1 or n < 1 or k < BLOCK or k % BLOCK:
             return False, f"M={m}, N={n}, K={k}: they must be positive and K divisible by {BLOCK}"
+        if self.layout == "tiles" and arch != "sm_90a":
+            return False, f"layout tiles is made for sm_90a, not for {arch}"
         return True, ""
 
     def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
         return [{}]
 
     def builds(self, arch: str) -> list[Build]:
-        return [_BUILD] if architecture_number(arch) >= 80 else []
+        return [_BUILD] if self.supports(arch, 1, 16, 16, torch.bfloat16, "w4a4")[0] else []
 
     def prepare(self, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return weight, scale
+        return (pack_tiles(weight, scale),) if self.layout == "tiles" else (weight, scale)
 
     def run(
         self,
@@ -61,15 +70,19 @@ class Dense(Family):
         k: int,
         pdl: bool = False,
     ) -> None:
-        weight, scale = prepared
         x = acts.tensors[0]
-        rows = max(1, SCRATCH // (2 * k))
+        tall = max(1, SCRATCH // (2 * k * ROWS)) * ROWS
         with _full_precision():
-            for start in range(0, n, rows):
-                part = slice(start, min(n, start + rows))
-                wide = dequantize(weight[part], scale[part], x.dtype, pdl=pdl and start == 0)
+            for start in range(0, n, tall):
+                stop = min(n, start + tall)
+                if self.layout == "tiles":
+                    part = prepared[0][start // ROWS : -(-stop // ROWS)]
+                    wide = dequantize_tiles(part, stop - start, k, x.dtype, pdl=pdl and start == 0)
+                else:
+                    weight, scale = prepared
+                    wide = dequantize(weight[start:stop], scale[start:stop], x.dtype, pdl=pdl and start == 0)
                 # beta 0: `out` is not read, whatever it holds
-                out[:, part].addmm_(x, wide.t(), beta=0, alpha=alpha)
+                out[:, start:stop].addmm_(x, wide.t(), beta=0, alpha=alpha)
 
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, *, pdl: bool = False) -> torch.Tensor:
@@ -85,6 +98,20 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, *,
     return out
 
 
+def dequantize_tiles(
+    tiles: torch.Tensor, n: int, k: int, dtype: torch.dtype, *, pdl: bool = False
+) -> torch.Tensor:
+    """As ``dequantize``: [n, k] of the first n rows of a weight in layout "tiles" (``hopper.pack_tiles``)."""
+    from resetcli.cuda.launch import launch, load
+
+    out = torch.empty(n, k, dtype=dtype, device=tiles.device)
+    threads = tiles.shape[0] * tiles.shape[1] * 4 * 64
+    function = load(_BUILD, tiles.device).function(_NAME[dtype].replace("dequantize", "dequantize_tiles"))
+    args = (tiles, out, n, k, tiles.shape[1])
+    launch(function, -(-threads // _THREADS), _THREADS, args, pdl=pdl)
+    return out
+
+
 @contextmanager
 def _full_precision() -> Iterator[None]:
     """cuBLAS may otherwise add its partial sums in 16 bit."""
@@ -97,4 +124,4 @@ def _full_precision() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
 
 
-FAMILIES: list[Family] = [Dense()]
+FAMILIES: list[Family] = [Dense("rows"), Dense("tiles")]
