@@ -212,9 +212,6 @@ class _Run:
     @torch.inference_mode()
     def _draw(self, logits: torch.Tensor, running: list[_Running], at: list[int]) -> None:
         """Draw for each request from row ``at[i]`` of ``logits`` [R, V]; rows of no request are padding."""
-        if logits.shape[0] == 1 and not logits.is_cuda:
-            # torch splits the reduction of a lone row over threads, with other roundings than among others.
-            logits = logits.expand(2, -1)
         rows = logits.shape[0]
         slots, last, draws = [self.trash] * rows, [-1] * rows, [0.0] * rows
         for r, i in zip(running, at, strict=True):
@@ -233,7 +230,8 @@ class _Run:
             tokens = sampling.sample(logits, out.temperature, u, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p)
         columns: dict[str, torch.Tensor | None] = {
             "token": tokens,
-            "failed": logits.amax(-1).isfinite().logical_not() | out.failed,
+            # An entropy is NaN for whatever makes logits unusable (NaN, +inf, all -inf), and the policy reports that.
+            "failed": out.failed if entropy is not None else logits.amax(-1).isfinite().logical_not(),
             "temperature": out.temperature,
             "boundary": out.boundary,
             "uncertain": out.uncertain,
