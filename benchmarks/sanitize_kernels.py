@@ -1,0 +1,69 @@
+"""Small launches of every kernel, to be run under compute-sanitizer:
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python benchmarks/sanitize_kernels.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python benchmarks/sanitize_kernels.py
+
+Shapes end inside tiles and chunks; each family runs a few of its configurations, clusters among them. Without torch's
+caching every tensor is an allocation of its own, so that a read or write beyond it is seen. Prints the number of
+launches and exits with 1 if a product is not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from resetcli.cuda import activations
+from resetcli.cuda.build import architecture
+from resetcli.cuda.families import families
+
+SHAPES = ((72, 272), (200, 1040), (130, 512))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", help="names, separated by commas (default: all)")
+    parser.add_argument("--configs", type=int, default=4, help="configurations of a family, M and shape")
+    options = parser.parse_args()
+    chosen = None if options.families is None else set(options.families.split(","))
+    arch = architecture(torch.cuda.get_device_capability())
+    draw = torch.Generator("cuda").manual_seed(0)
+    launches = wrong = 0
+    for n, k in SHAPES:
+        weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda", generator=draw)
+        scale = torch.randint(1, 120, (n, k // 16), dtype=torch.uint8, device="cuda", generator=draw)
+        scale = scale.view(torch.float8_e4m3fn)
+        for family in families():
+            if chosen is not None and family.name not in chosen:
+                continue
+            prepared = family.prepare(weight, scale)
+            for m, mode in ((1, "w4a4"), (3, "w4a4"), (8, "w4a4"), (13, "w4a4"), (2, "w4a16")):
+                if not family.supports(arch, m, n, k, torch.bfloat16, mode)[0]:
+                    continue
+                x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda", generator=draw)
+                acts = activations.quantize(x, 1e-2, family.form_for(mode))
+                configs = family.configs(m, n, k, 132, mode)
+                for config in configs[:: max(1, len(configs) // options.configs)][: options.configs]:
+                    out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+                    family.run(config, acts, prepared, out, 1e-4, n=n, k=k)
+                    torch.cuda.synchronize()
+                    launches += 1
+                    if not bool(torch.isfinite(out.cpu()).all()):
+                        wrong += 1
+                        print(f"not finite: {family.name} {config} M={m} {n}x{k} {mode}")
+    if chosen is None:
+        x, w = (torch.randn(3, 272, dtype=torch.bfloat16, device="cuda", generator=draw) for _ in range(2))
+        for form, number in activations.FORMS.items():
+            if number is not None:
+                activations.quantize_rmsnorm(x, w[0], 1e-6, 1e-2, form)
+                activations.quantize_silu(x, w, 1e-2, form)
+                activations.quantize(x, 1e-2, form, rotate=True)
+                launches += 3
+        torch.cuda.synchronize()
+    print(f"{launches} launches, {wrong} with outputs that are not finite")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
