@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-from resetcli.cuda import activations
+from resetcli.cuda import activations, readers
 from resetcli.cuda.build import ARCHITECTURES, Build, compile_build
 from resetcli.cuda.families import families
 from resetcli.cuda.families.gemv import Gemv
@@ -41,7 +41,8 @@ def compilers():
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_build_compiles_without_spills(nvrtc, compilers, arch):
-    wanted = {each for family in families() for each in family.builds(arch)} | set(activations.builds(arch))
+    wanted = {each for family in families() for each in family.builds(arch)}
+    wanted |= {*activations.builds(arch), *readers.builds(arch)}
     order = sorted(wanted, key=str)
     compiled = list(zip(order, compilers.map(compile_build, order, [arch] * len(order)), strict=True))
     assert compiled

@@ -2,7 +2,7 @@
 
 A backend is asked before it is used (``supports``), so the bench can list what it left out and why, and tests can
 skip with the same reason. Two backends may name the same ``operand``: it is then loaded once and both are timed on
-it. The CUDA kernels of a later issue join by ``register``.
+it. The kernels (``kernel_backends``) and other projects' (``peers``) join by ``register``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Backend(ABC):
     """One way to compute Y[M,N] = X[M,K] W[N,K]^T.
 
     ``operand`` names the form of W it reads; ``quantizes`` says whether X is quantized on the way (W4A4);
-    ``plain`` whether the global scale of W is left out (16- and 32-bit baselines, see ``problem.Problem``).
+    ``plain`` whether the global scale of W is left out (16- and 32-bit baselines, see ``problem.Problem``);
+    ``on`` the kinds of device where it runs unless others are named; ``rounding`` see ``problem.check``.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Backend(ABC):
     operand: str
     quantizes = False
     plain = False
+    on: tuple[str, ...] = ("cpu", "cuda")
+    rounding = 1.0
 
     @abstractmethod
     def supports(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> tuple[bool, str]:
@@ -53,8 +56,16 @@ class Backend(ABC):
         """Type of the X this backend is given when the bench runs with ``dtype``."""
 
     @abstractmethod
-    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype) -> Operand:
-        """A copy of the weights of its own on ``device``."""
+    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype, operand: str | None = None) -> Operand:
+        """A copy of the weights of its own on ``device``; ``operand`` where ``operand_at`` knows several."""
+
+    def operand_at(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> str:
+        """The form of W it reads at that M."""
+        return self.operand
+
+    def truth(self, operand: Operand, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(Y, sum of |x||w|) in float64 [M, N] where the operand has weights of its own; None: the problem's."""
+        return None
 
     @abstractmethod
     def call(self, operand: Operand) -> Call:
@@ -73,6 +84,7 @@ class _Layer(Backend):
     """Our ``NVFP4Linear``: dequantizes once, caches, and multiplies in torch (design 1.5 before the kernels)."""
 
     operand = "nvfp4"
+    on = ("cpu",)  # elsewhere the kernels take its place
     activations: str
 
     def supports(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> tuple[bool, str]:
@@ -83,7 +95,7 @@ class _Layer(Backend):
     def input_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype) -> Operand:
+    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype, operand: str | None = None) -> Operand:
         from resetcli.nvfp4.linear import NVFP4Linear
 
         layer = NVFP4Linear(problem.shape.k, problem.shape.n, bias=False)
@@ -133,8 +145,8 @@ class _Torch(Backend):
     def input_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return self.dtype
 
-    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype) -> Operand:
-        weight = torch.empty(problem.shape.n, problem.shape.k, dtype=self.dtype)
+    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype, operand: str | None = None) -> Operand:
+        weight = torch.empty(problem.shape.n, problem.shape.k, dtype=self.dtype, device=problem.packed.device)
         rows = max(1, (1 << 22) // problem.shape.k)
         for start in range(0, problem.shape.n, rows):
             part = slice(start, start + rows)
@@ -157,6 +169,7 @@ class TorchFP32(_Torch):
     """What a CPU engine in float32 runs on the unquantized model."""
 
     name, operand, dtype = "torch-fp32", "fp32", torch.float32
+    on = ("cpu",)
     about = "F.linear on float32 weights"
 
 
@@ -174,14 +187,15 @@ for _backend in (LayerW4A4(), TorchBF16(), LayerW4A16(), TorchFP32()):
     register(_backend)
 
 
-def backends(names: Iterable[str] | None = None) -> list[Backend]:
-    """The named backends in registry order, or all; the BF16 baseline is always among them.
+def backends(names: Iterable[str] | None = None, kind: str | None = None) -> list[Backend]:
+    """The named backends in registry order, or all that run on devices of ``kind`` ("cpu", "cuda"; None: any); the
+    BF16 baseline is always among them.
 
     Raises:
         UsageError: an unknown name.
     """
     if names is None:
-        return list(_REGISTRY.values())
+        return [backend for backend in _REGISTRY.values() if kind is None or kind in backend.on]
     wanted = {BASELINE}
     for name in names:
         if name not in _REGISTRY:

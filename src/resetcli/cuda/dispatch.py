@@ -160,6 +160,18 @@ class Dispatcher:
                 found = self._plans.setdefault(key, self._choose(where, m, n, k, dtype, activations, layouts))
         return found
 
+    def measured(
+        self, where: Target, family: Family, m: int, n: int, k: int, dtype: torch.dtype, activations: str
+    ) -> Timed | None:
+        """What the tables hold of ``family`` for a product, whichever family they prefer; None if nothing."""
+        key = Key(m, n, k, dtype_name(dtype), activations)
+        for table in self._tables_of(where.name):
+            entry = table.find(key)
+            for choice in entry.choices if entry is not None else ():
+                if choice.family == family.name:
+                    return choice
+        return None
+
     def forget(self) -> None:
         """Read tables anew and plan anew (after tuning)."""
         with self._lock:

@@ -36,12 +36,17 @@ class Key:
 
 @dataclass(frozen=True)
 class Timed:
-    """The fastest configuration of a family: microseconds from 16-bit X to Y, quantization included."""
+    """The fastest configuration of a family: microseconds from 16-bit X to Y, quantization included.
+
+    ``alone`` is the configuration that was fastest without quantization and programmatic dependent launch, where that
+    was measured: the bench reports it, nothing runs it otherwise.
+    """
 
     family: str
     config: dict[str, Any]
     pdl: bool
     us: float
+    alone: dict[str, Any] | None = None
 
 
 @dataclass
@@ -122,8 +127,12 @@ def load_table(path: Path) -> KernelTable | None:
             m, n, k = (int(item[name]) for name in ("m", "n", "k"))
             key = Key(m, n, k, str(item["dtype"]), str(item["activations"]))
             choices = [
-                Timed(str(c["family"]), dict(c["config"]), bool(c["pdl"]), float(c["us"])) for c in item["choices"]
-            ]
+                Timed(
+                    str(c["family"]), dict(c["config"]), bool(c["pdl"]), float(c["us"]),
+                    None if c.get("alone") is None else dict(c["alone"]),
+                )
+                for c in item["choices"]
+            ]  # fmt: skip
             bf16 = item.get("bf16_us")
             table.entries[key] = Entry(choices, None if bf16 is None else float(bf16))
     except (KeyError, TypeError, ValueError) as exc:

@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 
 @dataclass
 class Problem:
-    """Operands on the CPU: W as codes and scales, X, and their true products.
+    """Operands and their true products, on the CPU or on the GPU that they are for.
 
     ``packed`` uint8 [N, K/2], ``scales`` float8_e4m3fn [N, K/16], ``global_scale`` and ``input_scale`` floats,
     ``x`` float32 [M, K] whose values bfloat16 holds exactly. ``plain`` is X (codes*scales)^T without the global
@@ -52,20 +52,22 @@ class Verdict:
     worst: float
 
 
-def make_problem(shape: Shape, m: int, seed: int) -> Problem:
-    """Fresh random operands for ``shape`` with ``m`` rows of X, and the float64 answers, all fixed by ``seed``."""
-    draw = torch.Generator().manual_seed(seed)
+def make_problem(shape: Shape, m: int, seed: int, device: torch.device | str = "cpu") -> Problem:
+    """Fresh random operands for ``shape`` with ``m`` rows of X, and the float64 answers, all fixed by ``seed``.
+
+    Drawn and worked out on ``device``; a seed means other numbers on another kind of device.
+    """
+    draw = torch.Generator(device).manual_seed(seed)
     n, k = shape.n, shape.k
-    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=draw)
-    scales = torch.exp2(torch.rand(n, k // BLOCK, generator=draw) * 16 - 8).to(torch.float8_e4m3fn)
-    global_scale = float(torch.rand((), generator=draw) + 0.5) * 1e-3
-    spread = torch.exp2(torch.rand(m, k // BLOCK, 1, generator=draw) * 8 - 4)
-    x = (torch.randn(m, k // BLOCK, BLOCK, generator=draw) * spread).reshape(m, k).bfloat16().float()
+    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=draw, device=device)
+    scales = torch.exp2(torch.rand(n, k // BLOCK, generator=draw, device=device) * 16 - 8).to(torch.float8_e4m3fn)
+    global_scale = float(torch.rand((), generator=draw, device=device) + 0.5) * 1e-3
+    spread = torch.exp2(torch.rand(m, k // BLOCK, 1, generator=draw, device=device) * 8 - 4)
+    x = (torch.randn(m, k // BLOCK, BLOCK, generator=draw, device=device) * spread).reshape(m, k).bfloat16().float()
     input_scale = float((x.abs().amax() / (6 * 448)).float())
     xq, slack = quantize_activations(x, input_scale)
-    plain, plain_size, slack_size = torch.empty(2 * m, n).double(), torch.empty(2 * m, n).double(), torch.empty(m, n)
+    plain, plain_size, slack_size = (torch.empty(r, n, dtype=torch.float64, device=device) for r in (2 * m, 2 * m, m))
     both, extra = torch.cat([x.double(), xq]), slack
-    slack_size = slack_size.double()
     rows = max(1, _CHUNK // k)
     for start in range(0, n, rows):
         w = unpack(packed[start : start + rows], scales[start : start + rows]).double()
@@ -82,8 +84,8 @@ def make_problem(shape: Shape, m: int, seed: int) -> Problem:
 def unpack(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """codes * scales without the global scale: float32 [N, K] of packed uint8 [N, K/2], e4m3 [N, K/16]; exact."""
     # Float32 is exact here: two significant bits of a code times four of a scale.
-    table = torch.tensor([*_GRID, *(-value for value in _GRID)])
-    byte = torch.arange(256)
+    table = torch.tensor([*_GRID, *(-value for value in _GRID)], device=packed.device)
+    byte = torch.arange(256, device=packed.device)
     pairs = torch.stack([table[byte & 15], table[byte >> 4]], dim=-1)
     values = pairs.index_select(0, packed.flatten().int()).view(packed.shape[0], -1, BLOCK)
     return (values * scales.float().unsqueeze(-1)).flatten(1)
@@ -102,7 +104,7 @@ def quantize_activations(x: torch.Tensor, input_scale: float) -> tuple[torch.Ten
     above = (wanted * (1 + _NEAR)).clamp(max=448).float().to(torch.float8_e4m3fn).double()
     scale = step.double() * input_scale
     ratio = (blocks / scale).abs()
-    middles, grid = torch.tensor(_MIDDLES, dtype=torch.float64), torch.tensor(_GRID, dtype=torch.float64)
+    middles, grid = (torch.tensor(values, dtype=torch.float64, device=x.device) for values in (_MIDDLES, _GRID))
     up, down = torch.bucketize(ratio, middles, right=True), torch.bucketize(ratio, middles, right=False)
     # On a boundary the two differ by one code; the even code wins.
     code = torch.where((up != down) & (up % 2 == 1), down, up)
@@ -114,19 +116,26 @@ def quantize_activations(x: torch.Tensor, input_scale: float) -> tuple[torch.Ten
 
 
 def check(
-    y: torch.Tensor, truth: torch.Tensor, size: torch.Tensor, slack: torch.Tensor | None, tolerance: float
-) -> Verdict:
+    y: torch.Tensor, truth: torch.Tensor, size: torch.Tensor, slack: torch.Tensor | None, tolerance: float,
+    rounding: float = 1.0,
+) -> Verdict:  # fmt: skip
     """Whether |y - truth| <= tolerance * size + slack + rounding of y's own type, element by element.
 
     Args:
         y: a backend's output [M, N] in its own type, on any device.
         truth, size, slack: float64 [M, N]: the answer, the sum of |x||w| behind it, lawful deviations.
         tolerance: accumulation and operand rounding, relative to ``size``.
+        rounding: of y's type, in its epsilons; half of one is what rounding once to nearest costs at most.
     """
-    got = y.detach().cpu().double()
-    rounding = torch.finfo(y.dtype).eps
-    bound = tolerance * size + rounding * truth.abs() + torch.finfo(torch.float64).tiny
+    got = y.detach().to(truth.device).double()
+    bound = tolerance * size + rounding * torch.finfo(y.dtype).eps * truth.abs() + torch.finfo(torch.float64).tiny
     if slack is not None:
         bound = bound + slack
     worst = ((got - truth).abs() / bound).nan_to_num(nan=float("inf")).max().item()
     return Verdict(worst <= 1, worst)
+
+
+def row_error(y: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest ||y - truth|| / ||truth|| of a row."""
+    error = (y.detach().to(truth.device).double() - truth).norm(dim=1) / truth.norm(dim=1)
+    return error.nan_to_num(nan=float("inf")).max().item()

@@ -12,6 +12,7 @@ between two events.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -78,41 +79,85 @@ def time_cpu(candidates: Sequence[Candidate], *, seconds: float, least: int, mos
             candidate.seconds.append(time.perf_counter() - start)
 
 
-def time_cuda(candidates: Sequence[Candidate], *, seconds: float, least: int, most: int, warmup: int = 1) -> None:
+def time_cuda(
+    candidates: Sequence[Candidate], *, seconds: float, least: int, most: int, warmup: int = 1,
+    failed: dict[str, str] | None = None,
+) -> None:  # fmt: skip
     """As ``time_cpu`` on the current CUDA device; a time is a replay's over the calls in it.
 
     A candidate's graph goes through all its copies, several times if they are few, since starting a graph takes
     as long as a small call. Replays of the candidates alternate.
+
+    Args:
+        failed: where given, a candidate that cannot run is entered there with the reason and gets no times; else its
+            exception goes on.
     """
     graphs = []
     side = torch.cuda.Stream()
     for candidate in candidates:
-        # Two eager runs on a side stream settle lazy allocations and library handles before capture.
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for thunk in [*candidate.thunks[:1], *candidate.thunks]:
-                thunk()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            turns = -(-GRAPH_CALLS // len(candidate.thunks))
-            kept = [thunk() for _ in range(turns) for thunk in candidate.thunks]
-        graphs.append((graph, kept))
-    for graph, _ in graphs * warmup:
+        turns = -(-GRAPH_CALLS // len(candidate.thunks))
+        try:
+            graphs.append((candidate, *capture([*candidate.thunks] * turns, side, len(candidate.thunks))))
+        except Exception as exc:  # whatever a backend raises: the others shall be timed all the same
+            if failed is None:
+                raise
+            failed[candidate.name] = reason(exc)
+    for _, graph, _ in graphs * warmup:
         graph.replay()
     torch.cuda.synchronize()
     end = time.perf_counter() + seconds
     for i in itertools.count():
         if i >= most or (i >= least and time.perf_counter() >= end):
             return
-        for candidate, (graph, kept) in zip(candidates, graphs, strict=True):
+        for candidate, graph, kept in graphs:
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             graph.replay()
             stop.record()
             stop.synchronize()
             candidate.seconds.append(start.elapsed_time(stop) / 1000 / len(kept))
+
+
+def capture(thunks: Sequence[Thunk], side: torch.cuda.Stream, eager: int) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """A graph of ``thunks`` one after the other, and what they returned, which must outlive the graph.
+
+    The first ``eager`` of them run once before, on ``side``: lazy allocations and library handles settle there.
+    ``torch.cuda.graph`` would collect garbage and empty the allocator's cache each time, which for hundreds of small
+    graphs takes longer than the replays.
+    """
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for thunk in thunks[:eager]:
+            thunk()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        try:
+            kept = [thunk() for thunk in thunks]
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(side)
+    return graph, kept
+
+
+def time_quick(thunks: Sequence[Thunk], *, side: torch.cuda.Stream, replays: int = 3) -> float:
+    """Median seconds a call of a few replays of one graph: to choose by, not to report. ``thunks`` ran before."""
+    turns = -(-GRAPH_CALLS // len(thunks))
+    graph, kept = capture([*thunks] * turns, side, 1)
+    graph.replay()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(replays)]
+    for start, stop in pairs:
+        start.record()
+        graph.replay()
+        stop.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(stop) for start, stop in pairs) / 1000 / len(kept)
+
+
+def reason(exc: BaseException) -> str:
+    """An exception in one line."""
+    lines = str(exc).strip().splitlines()
+    return lines[0] if lines else type(exc).__name__
 
 
 def last_level_cache(device: torch.device) -> int:

@@ -4,12 +4,15 @@ Every configuration of every family is timed as it will be used: BF16 or FP16 X 
 by graph replay over rotated copies of the weight so that none is in cache. A configuration whose result is off is left
 out and reported: a fast wrong kernel must never enter a table. A first short round sorts out, a second one times each
 family's best, with and without programmatic dependent launch, together with BF16 and interleaved, so that the figures
-that decide were taken side by side.
+that decide were taken side by side. In between, the best few are timed without quantization and overlap, which is
+kept for the bench only. Given a number of seconds, the first round takes configurations in the cost model's order and
+stops when a family's share of the time is gone.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +24,7 @@ import torch.nn.functional as F
 from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
+from resetcli.cuda.activations import quantize
 from resetcli.cuda.availability import kernels_available
 from resetcli.cuda.build import architecture_number
 from resetcli.cuda.dispatch import Plan, Target, dispatcher, dtype_name, supported, target
@@ -32,7 +36,7 @@ from resetcli.cuda.launch import device_index
 from resetcli.cuda.nvrtc import compiler
 from resetcli.cuda.ops import execute
 from resetcli.cuda.shapes import BLOCK, Shape
-from resetcli.cuda.timing import Candidate, last_level_cache, time_cuda
+from resetcli.cuda.timing import Candidate, Thunk, last_level_cache, reason, time_cuda, time_quick
 from resetcli.nvfp4 import codec
 
 COLD = 4.0
@@ -41,8 +45,12 @@ OFF = 1e-2
 """Error ||Y - R|| / ||R|| above which a configuration is wrong (16-bit results are within 4e-3)."""
 KEPT = 3
 """Configurations of a family that the second round times."""
-AT_ONCE = 16
-"""Configurations whose graphs live at the same time in the first round; a graph holds memory."""
+ALONE = 5
+"""Configurations of a family that are timed without quantization and overlap."""
+LEAST = 6
+"""Configurations of a family that the first round takes at least, whatever the time."""
+THOROUGH = ("gemv", "mma", "wgmma4", "wgmma8")
+"""Families all of whose configurations are tried by default; of others the cost model's choice alone."""
 
 
 def tune(
@@ -55,6 +63,8 @@ def tune(
     memory: float = 16e9,
     seed: int = 0,
     save: bool = True,
+    seconds: float | None = None,
+    thorough: Sequence[str] | None = THOROUGH,
     reporter: Reporter | None = None,
 ) -> KernelTable:
     """Time all configurations for each of ``shapes`` and ``ms`` (rounded up to buckets), and BF16 beside them.
@@ -62,6 +72,9 @@ def tune(
     Args:
         memory: bytes that copies of one shape's weights may take.
         save: add each shape's results to the user's table as soon as it is done.
+        seconds: about how long all may take once kernels are compiled; None for as long as it takes. Each product gets
+            an equal share of what is left.
+        thorough: families all of whose configurations are tried (None: every family); others run their first.
 
     Returns:
         The table of this run alone.
@@ -78,21 +91,29 @@ def tune(
     where = target(index)
     table = KernelTable(where.name, about=_about(where))
     many = sorted({bucket(m) for m in ms})
+    left = len(shapes) * len(many) * len(activations)
+    begun = time.perf_counter()
     with (
         torch.cuda.device(index),
         torch.inference_mode(),
-        reporter.phase("tune", len(shapes) * len(many) * len(activations)) as advance,
+        reporter.phase("tune", left) as advance,
     ):
         for number, shape in enumerate(shapes):
             operands = _Operands(shape, index, dtype, memory, seed + number)
             for mode in activations:
                 for m in many:
-                    entry = _tune_one(operands, where, m, dtype, mode, reporter)
+                    share = None if seconds is None else (begun + seconds - time.perf_counter()) / left
+                    entry = _tune_one(operands, where, m, dtype, mode, share, thorough, reporter)
+                    left -= 1
                     if entry is not None:
                         table.entries[Key(m, shape.n, shape.k, dtype_name(dtype), mode)] = entry
                     advance(1)
             if save:
                 save_table(table, user_path(where.name))
+            # Each graph had memory of its own, which goes back only when it is asked for.
+            del operands
+            torch.cuda.empty_cache()
+            reporter.info(f"tuned {shape} after {time.perf_counter() - begun:.1f} s")
     if save:
         dispatcher.forget()
     return table
@@ -164,50 +185,77 @@ class _Operands:
 
 
 def _tune_one(
-    operands: _Operands, where: Target, m: int, dtype: torch.dtype, activations: str, reporter: Reporter
-) -> Entry | None:
+    operands: _Operands, where: Target, m: int, dtype: torch.dtype, activations: str, seconds: float | None,
+    thorough: Sequence[str] | None, reporter: Reporter,
+) -> Entry | None:  # fmt: skip
     """The entry of one shape and M; None where no family supports it (told to ``reporter``)."""
     n, k = operands.n, operands.k
     there, why = supported(where.arch, m, n, k, dtype, activations)
     if not there:
         reporter.info(f"{n}x{k} M={m} {activations} is left out: {why}")
         return None
+    begun = time.perf_counter()
     x, input_scale = operands.rows(m)
     answer = operands.answer(x, input_scale, activations)
     out = torch.empty(m, n, dtype=dtype, device=x.device)
+    side = torch.cuda.Stream()
 
-    def candidate(plan: Plan) -> tuple[Plan, Candidate]:
-        thunks = [
+    def thunks(plan: Plan) -> list[Thunk]:
+        return [
             partial(execute, plan, x, prepared, out, k=k, weight_scale_2=operands.weight_scale_2,
                     input_scale=input_scale)
             for prepared in operands.prepared(plan.family)
         ]  # fmt: skip
-        return plan, Candidate(plan.family.name, thunks, 0, [])
+
+    def alone(plan: Plan) -> float:
+        acts = quantize(x, input_scale, plan.form)
+        calls = [
+            partial(plan.family.run, plan.config, acts, prepared, out, 1.0, n=n, k=k, pdl=False)
+            for prepared in operands.prepared(plan.family)
+        ]
+        return time_quick(calls, side=side)
 
     overlap = architecture_number(where.arch) >= 90  # older ones know no programmatic dependent launch
+    able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
     finalists: list[tuple[Plan, Candidate]] = []
-    for family in families():
-        if not family.supports(where.arch, m, n, k, dtype, activations)[0]:
-            continue
-        group = []
-        for config in family.configs(m, n, k, where.multiprocessors, activations):
+    best_alone: dict[str, dict[str, Any]] = {}
+    for place, family in enumerate(able):
+        # Half of the time for the first round; the rest goes into preparation and the second.
+        until = None if seconds is None else begun + seconds * (0.25 + 0.5 * (place + 1) / len(able))
+        configs = family.configs(m, n, k, where.multiprocessors, activations)
+        if thorough is not None and family.name not in thorough:
+            configs = configs[:1]
+        group: list[tuple[float, Plan]] = []
+        for tried, config in enumerate(configs):
+            if until is not None and tried >= LEAST and time.perf_counter() > until:
+                break
             plan = Plan(family, config, overlap, family.form_for(activations), "tuning")
-            fault = _fault(plan, operands, x, out, answer, input_scale)
-            if fault is None:
-                group.append(candidate(plan))
-            else:
+            try:
+                fault = _fault(plan, operands, x, out, answer, input_scale)
+                if fault is None:
+                    group.append((time_quick(thunks(plan), side=side), plan))
+            except RuntimeError as exc:  # CUDA's; after one that lasts, the other configurations fail as well
+                fault = reason(exc)
+            if fault is not None:
                 reporter.warn(f"{family.name} {config} on {n}x{k} M={m} {activations} is left out: {fault}")
-        for at in range(0, len(group), AT_ONCE):
-            time_cuda([timed for _, timed in group[at : at + AT_ONCE]], seconds=0.0, least=4, most=4)
-        best = [plan for plan, _ in sorted(group, key=_median)[:KEPT]]
-        finalists += [candidate(replace(plan, pdl=pdl)) for plan in best for pdl in {overlap, False}]
+        group.sort(key=lambda pair: pair[0])
+        kept = KEPT if seconds is None else KEPT - 1
+        finalists += [
+            (each, Candidate(family.name, thunks(each), 0, []))
+            for _, plan in group[:kept]
+            for each in (replace(plan, pdl=pdl) for pdl in {overlap, False})
+        ]
+        if group:
+            best_alone[family.name] = min((plan for _, plan in group[:ALONE]), key=alone).config
     if not finalists:
         raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
     # Into ``out`` as well: a graph of large outputs of their own would not fit.
     plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
-    time_cuda([*(timed for _, timed in finalists), plain], seconds=0.2, least=10, most=40)
+    budget = 0.2 if seconds is None else min(0.2, max(0.0, begun + seconds - time.perf_counter()))
+    time_cuda([*(timed for _, timed in finalists), plain], seconds=budget, least=8, most=40)
     results = [(plan, _median((plan, timed)) * 1e6) for plan, timed in finalists]
-    return Entry(best_of(results), statistics.median(plain.seconds) * 1e6)
+    choices = [replace(choice, alone=best_alone.get(choice.family)) for choice in best_of(results)]
+    return Entry(choices, statistics.median(plain.seconds) * 1e6)
 
 
 def _median(pair: tuple[Plan, Candidate]) -> float:

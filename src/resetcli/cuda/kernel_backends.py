@@ -1,0 +1,168 @@
+"""The kernels as backends of the bench: one for each family, and "kernels", what dispatch picks.
+
+A backend runs a product as a layer does: 16-bit X in, quantization included, programmatic dependent launch as its
+table says. It also offers the product alone: on activations quantized before, without overlap, in the configuration
+that tuning found best for that. A family's configuration is the table's, else the cost model's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from resetcli.base.errors import ResetError
+from resetcli.cuda import activations as acts
+from resetcli.cuda.availability import kernels_available
+from resetcli.cuda.backends import Backend, Call, Operand, register
+from resetcli.cuda.build import architecture_number
+from resetcli.cuda.dispatch import Plan, Target, dispatcher, target
+from resetcli.cuda.families import families
+from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.launch import device_index
+from resetcli.cuda.ops import execute
+from resetcli.cuda.problem import Problem
+
+MODE = "w4a4"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One copy of a weight in a layout, with its factors."""
+
+    n: int
+    k: int
+    prepared: tuple[torch.Tensor, ...]
+    weight_scale_2: float
+    input_scale: float
+
+
+@lru_cache(maxsize=4096)
+def family_plan(family: Family, where: Target, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+    """How ``family`` computes a product: by the tables where they know it, else by its cost model."""
+    configs = family.configs(m, n, k, where.multiprocessors, MODE)
+    form, overlap = family.form_for(MODE), architecture_number(where.arch) >= 90
+    if (timed := dispatcher.measured(where, family, m, n, k, dtype, MODE)) is not None and timed.config in configs:
+        return Plan(family, timed.config, timed.pdl, form, "table", timed.us)
+    return Plan(family, configs[0], overlap, form, "cost model")
+
+
+def alone_plan(plan: Plan, where: Target, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+    """The same family in the configuration that is fastest without quantization and overlap."""
+    timed = dispatcher.measured(where, plan.family, m, n, k, dtype, MODE)
+    config = plan.config
+    if timed is not None and timed.alone in plan.family.configs(m, n, k, where.multiprocessors, MODE):
+        config = timed.alone or config
+    return replace(plan, config=config, pdl=False)
+
+
+class KernelBackend(Backend):
+    """What the members share; ``plan`` says how a product is computed."""
+
+    quantizes, on = True, ("cuda",)
+    rounding = 0.5
+
+    def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+        raise ResetError(f"{self.name} has no plan")
+
+    def supports(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> tuple[bool, str]:
+        if device.type != "cuda":
+            return False, "the kernels need a GPU"
+        there, why = kernels_available(device)
+        if not there:
+            return False, why
+        if dtype not in DTYPES:
+            return False, f"{dtype} is neither bfloat16 nor float16"
+        try:
+            self.plan(device, m, n, k, dtype)
+        except ResetError as exc:
+            return False, str(exc)
+        return True, ""
+
+    def input_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def operand_at(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> str:
+        return self.plan(device, m, n, k, dtype).family.layout
+
+    def load(self, problem: Problem, device: torch.device, dtype: torch.dtype, operand: str | None = None) -> Operand:
+        maker = next(family for family in families() if family.layout == (operand or self.operand))
+        packed, scales = problem.packed.to(device), problem.scales.to(device)
+        prepared = tuple(part.clone() for part in maker.prepare(packed, scales))
+        n, k = problem.shape.n, problem.shape.k
+        value = Weights(n, k, prepared, problem.global_scale, problem.input_scale)
+        return Operand(value, sum(part.numel() * part.element_size() for part in prepared))
+
+    def duplicate(self, operand: Operand) -> Operand:
+        value = replace(operand.value, prepared=tuple(part.clone() for part in operand.value.prepared))
+        return Operand(value, operand.weight_bytes)
+
+    def call(self, operand: Operand) -> Call:
+        weights: Weights = operand.value
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            plan = self.plan(x.device, x.shape[0], weights.n, weights.k, x.dtype)
+            out = torch.empty(x.shape[0], weights.n, dtype=x.dtype, device=x.device)
+            execute(plan, x, weights.prepared, out, k=weights.k, weight_scale_2=weights.weight_scale_2,
+                    input_scale=weights.input_scale)  # fmt: skip
+            return out
+
+        return run
+
+    def alone(self, operands: list[Operand], x: torch.Tensor) -> tuple[dict[str, Any], list[Callable[[], Any]]]:
+        """(configuration, a call a copy) of the product alone on X quantized here."""
+        first: Weights = operands[0].value
+        m, n, k = x.shape[0], first.n, first.k
+        where = target(device_index(x.device))
+        plan = alone_plan(self.plan(x.device, m, n, k, x.dtype), where, m, n, k, x.dtype)
+        quantized = acts.quantize(x, first.input_scale, plan.form)
+        alpha = first.weight_scale_2 * first.input_scale
+        out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+        return plan.config, [
+            partial(plan.family.run, plan.config, quantized, operand.value.prepared, out, alpha, n=n, k=k, pdl=False)
+            for operand in operands
+        ]
+
+    def describe(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, Any]:
+        """What a row says of how it was computed."""
+        plan = self.plan(device, m, n, k, dtype)
+        return {"family": plan.family.name, "config": plan.config, "pdl": plan.pdl, "source": plan.source}
+
+    def tolerance(self, dtype: torch.dtype) -> float:
+        return 2.0**-20
+
+
+class FamilyBackend(KernelBackend):
+    """One family."""
+
+    def __init__(self, family: Family):
+        self.family = family
+        self.name, self.operand = family.name, family.layout
+        self.about = f"{family.name} kernels, weights in layout {family.layout}, quantization of X included"
+
+    def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+        where = target(device_index(device))
+        able, why = self.family.supports(where.arch, m, n, k, dtype, MODE)
+        if not able:
+            raise ResetError(why)
+        return family_plan(self.family, where, m, n, k, dtype)
+
+
+class Dispatched(KernelBackend):
+    """What a layer would run."""
+
+    name, operand = "kernels", "rows"
+    about = "the family that dispatch picks, quantization of X included"
+
+    def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+        return dispatcher.plan(target(device_index(device)), m, n, k, dtype, MODE)
+
+
+def register_all() -> None:
+    """Add them to the registry of backends."""
+    register(Dispatched())
+    for family in families():
+        register(FamilyBackend(family))
