@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.cuda.activations import quantize
 from resetcli.cuda.dispatch import target
@@ -83,7 +84,7 @@ def ablate(
                         calls[0]()
                         verdict = check(out, problem.quantized[:m], problem.quantized_size[:m],
                                         problem.quantized_slack[:m], 2.0**-20, 0.5)  # fmt: skip
-                    except RuntimeError as exc:
+                    except (ResetError, RuntimeError) as exc:
                         row["why"] = reason(exc)
                         continue
                     row["correct"], found[off] = verdict.correct, row

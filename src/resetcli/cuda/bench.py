@@ -134,7 +134,7 @@ def run_bench(
                 del case
             except (MemoryError, torch.OutOfMemoryError) as exc:
                 raise ResetError(f"out of memory at shape {shape}; leave it out with --shapes") from exc
-            except RuntimeError as exc:
+            except (ResetError, RuntimeError) as exc:
                 if where.type != "cuda":
                     raise
                 document["failed"].append({"n": shape.n, "k": shape.k, "why": reason(exc)})

@@ -17,6 +17,7 @@ from resetcli.base.reporting import Reporter
 from resetcli.cuda import activations, readers
 from resetcli.cuda.build import Build
 from resetcli.cuda.families import families
+from resetcli.cuda.families.gemv import _INT8, MAX_TOKENS, Gemv
 
 _SCRIPT = (
     "import json, sys\n"
@@ -34,7 +35,7 @@ def needed(arch: str, ms: Sequence[int], ks: Sequence[int]) -> list[Build]:
     def wanted(build: Build) -> bool:
         macros = dict(build.defines)
         if build.source == "gemv.cu":
-            # One token as well: the ablation runs it for each token.
+            # One token as well: with C1 off it runs for each token.
             right = macros["ARITH"] in (1, 2) and macros["TOKENS"] in {1, *ms}
         elif build.source == "mma.cu":
             right = macros["X_BF16"] == 0  # W4A4 multiplies in float16
@@ -43,7 +44,9 @@ def needed(arch: str, ms: Sequence[int], ks: Sequence[int]) -> list[Build]:
         return right and (narrow or macros.get("VEC") != 1)
 
     found = [build for family in families() for build in family.builds(arch) if wanted(build)]
-    return list(dict.fromkeys([*found, *activations.builds(arch), *readers.builds(arch)]))
+    small = [m for m in ms if m <= MAX_TOKENS] if found else []
+    staged = [Gemv._build(_INT8, m, 2, stage=True) for m in small]  # the ablation's
+    return list(dict.fromkeys([*found, *staged, *activations.builds(arch), *readers.builds(arch)]))
 
 
 def precompile(builds: Sequence[Build], arch: str, *, processes: int | None = None, reporter: Reporter) -> None:

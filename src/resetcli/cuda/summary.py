@@ -87,9 +87,11 @@ def _growth(table: dict[tuple[str, int], dict[tuple[int, int], Row]], names: Seq
     found = {}
     for name in names:
         one, eight = table.get((name, 1), {}), table.get((name, 8), {})
-        pairs = [(eight[shape].get(column), row.get(column)) for shape, row in one.items() if shape in eight]
-        if pairs and not any(a is None or b is None for a, b in pairs):
-            found[name] = geometric_mean(a / b for a, b in pairs)
+        both = [
+            {"one": row.get(column), "eight": eight[shape].get(column)} for shape, row in one.items() if shape in eight
+        ]
+        if both and (mean := _ratio(both, "eight", "one")) is not None:
+            found[name] = mean
     return found
 
 

@@ -155,9 +155,9 @@ def time_quick(thunks: Sequence[Thunk], *, side: torch.cuda.Stream, replays: int
 
 
 def reason(exc: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line that is not too long."""
     lines = str(exc).strip().splitlines()
-    return lines[0] if lines else type(exc).__name__
+    return lines[0][:200] if lines else type(exc).__name__
 
 
 def last_level_cache(device: torch.device) -> int:

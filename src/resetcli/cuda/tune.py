@@ -213,7 +213,10 @@ def _tune_one(
             partial(plan.family.run, plan.config, acts, prepared, out, 1.0, n=n, k=k, pdl=False)
             for prepared in operands.prepared(plan.family)
         ]
-        return time_quick(calls, side=side)
+        try:
+            return time_quick(calls, side=side)
+        except (ResetError, RuntimeError):  # it ran before, so this is bad luck; another one is reported
+            return float("inf")
 
     overlap = architecture_number(where.arch) >= 90  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
@@ -234,7 +237,10 @@ def _tune_one(
                 fault = _fault(plan, operands, x, out, answer, input_scale)
                 if fault is None:
                     group.append((time_quick(thunks(plan), side=side), plan))
-            except RuntimeError as exc:  # CUDA's; after one that lasts, the other configurations fail as well
+            except (
+                ResetError,
+                RuntimeError,
+            ) as exc:  # or CUDA's; after one that lasts, the other configurations fail as well
                 fault = reason(exc)
             if fault is not None:
                 reporter.warn(f"{family.name} {config} on {n}x{k} M={m} {activations} is left out: {fault}")
@@ -252,14 +258,13 @@ def _tune_one(
     # Into ``out`` as well: a graph of large outputs of their own would not fit.
     plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
     budget = 0.2 if seconds is None else min(0.2, max(0.0, begun + seconds - time.perf_counter()))
-    time_cuda([*(timed for _, timed in finalists), plain], seconds=budget, least=8, most=40)
-    results = [(plan, _median((plan, timed)) * 1e6) for plan, timed in finalists]
+    failed: dict[str, str] = {}
+    time_cuda([*(timed for _, timed in finalists), plain], seconds=budget, least=8, most=40, failed=failed)
+    for name, why in failed.items():
+        reporter.warn(f"{name} on {n}x{k} M={m} {activations} cannot be timed: {why}")
+    results = [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
     choices = [replace(choice, alone=best_alone.get(choice.family)) for choice in best_of(results)]
-    return Entry(choices, statistics.median(plain.seconds) * 1e6)
-
-
-def _median(pair: tuple[Plan, Candidate]) -> float:
-    return statistics.median(pair[1].seconds)
+    return Entry(choices, statistics.median(plain.seconds) * 1e6 if plain.seconds else None)
 
 
 def best_of(results: Iterable[tuple[Plan, float]]) -> list[Timed]:
