@@ -38,10 +38,10 @@ def variants(arch: str) -> list[Variant]:
         ("read_registers6", 2, 256, 0),
     ]  # fmt: skip
     rings = [(4, 3, 256), (6, 1, 512), (8, 1, 512), (8, 2, 256), (12, 1, 512), (12, 4, 128)]
-    most = 227 * PIECE if arch in ("sm_80", "sm_90a", "sm_100a") else 99 * PIECE
+    most = {"sm_80": 163, "sm_90a": 227, "sm_100a": 227}.get(arch, 99) * PIECE
     for stages, ctas, threads in rings:
         shared = threads // 32 * stages * PIECE
-        if shared * ctas <= min(most, 160 * PIECE if arch == "sm_80" else most):
+        if shared * ctas <= most:
             found.append((f"read_ring{stages}", ctas, threads, shared))
     if architecture_number(arch) >= 90 and most >= _BULK_SHARED:
         found.append(("read_bulk", 1, 128, _BULK_SHARED))
