@@ -102,7 +102,8 @@ def faults(y: torch.Tensor, answer: torch.Tensor, size: torch.Tensor, sums: floa
         row, column = (int(i) for i in (~torch.isfinite(got)).nonzero()[0])
         return f"{bad} of {got.numel()} outputs are not finite, the first at [{row}, {column}]"
     error = (got - answer).abs()
-    over = error > ROUNDING[y.dtype] * answer.abs() + sums * size
+    smallest = 2.0**-25 if y.dtype == torch.float16 else 0.0  # half the step of fp16's subnormal numbers
+    over = error > ROUNDING[y.dtype] * answer.abs() + sums * size + smallest
     if bool(over.any()):
         row, column = (int(i) for i in over.nonzero()[0])
         return (
