@@ -142,6 +142,7 @@ def run_bench(
             wrong = [f"{row['backend']} {row['n']}x{row['k']} M={row['m']}" for row in rows if not row["correct"]]
             document |= {"ok": not wrong and not document["failed"], "wrong": wrong, "summary": summarize(rows)}
             if where.type == "cuda":
+                torch.cuda.empty_cache()  # each graph had memory of its own
                 reporter.info(f"timed {shape} after {time.perf_counter() - begun:.1f} s")
             if on_shape is not None:
                 on_shape(document)
@@ -403,7 +404,13 @@ def _method(
     clock = (
         "CUDA graph of all copies, replayed between events" if device.type == "cuda" else "perf_counter round a call"
     )
+    kernels = {
+        "kernels": "us: 16-bit X to Y, quantization of X and programmatic dependent launch as tables say; alone_us: "
+        "the product on X quantized before, no overlap; read_us, pdl_read_us: fastest of the read-only kernels over "
+        "N K 9/16 random bytes, as many copies, without and with overlap; of_read: read_us / alone_us",
+    }
     return {
+        **(kernels if device.type == "cuda" else {}),
         "dtype": str(dtype).removeprefix("torch."),
         "weights": f"cold: copies in rotation, {COLD_MULTIPLE[device.type]:g} last-level caches wanted between "
         f"two uses, at most {memory / 1e9:g} GB of copies; a row's 'cold' says how many lay between",
@@ -414,7 +421,8 @@ def _method(
         "inputs": "codes uniform over 16 values, block scales log-uniform over 2^-8..2^8, X normal with block spread "
         "2^-4..2^4, new for each shape",
         "check": "each element against float64 of the same operands, bound relative to sum |x||w|",
-        "bytes": "weights as the backend reads them (our layer: its cached dequantized copy), X and Y",
-        "read": f"torch {read} over float32, same number of bytes, same rounds; fastest of {', '.join(Reader.METHODS)}",
+        "bytes": "weights as the backend reads them (our layer in torch: its cached dequantized copy), X and Y",
+        "read": f"of other backends: torch {read} over float32, same number of bytes, same rounds; fastest of "
+        f"{', '.join(Reader.METHODS)}",
         "backends": {backend.name: backend.about for backend in chosen},
     }

@@ -11,8 +11,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import resetcli
 from resetcli.base.reporting import Reporter
 from resetcli.cuda import activations, readers
 from resetcli.cuda.build import Build
@@ -52,6 +54,9 @@ def needed(arch: str, ms: Sequence[int], ks: Sequence[int]) -> list[Build]:
 def precompile(builds: Sequence[Build], arch: str, *, processes: int | None = None, reporter: Reporter) -> None:
     """Fill the cache; what does not compile is told to ``reporter`` and fails again, by name, where it is used."""
     count = max(1, min(processes or os.cpu_count() or 1, len(builds)))
+    # The children shall import this very package, however it got onto our own path.
+    paths = [str(Path(resetcli.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     running = []
     with reporter.phase("compile", total=count) as advance:
         for start in range(count):
@@ -59,6 +64,7 @@ def precompile(builds: Sequence[Build], arch: str, *, processes: int | None = No
             process = subprocess.Popen(
                 [sys.executable, "-c", _SCRIPT],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                env=environment,
             )  # fmt: skip
             assert process.stdin is not None
             process.stdin.write(json.dumps([arch, part]))
