@@ -20,6 +20,7 @@ from resetcli.base.files import write_json
 from resetcli.base.reporting import Reporter
 from resetcli.cuda.availability import kernels_available
 from resetcli.cuda.bench import bench_device, run_bench
+from resetcli.cuda.kernel_table import KernelTable
 from resetcli.cuda.machine import commit, describe_machine
 from resetcli.cuda.shapes import PRESETS, Shape
 from resetcli.cuda.timing import reason
@@ -135,7 +136,7 @@ def run_suite(
         with part("tune"):
             # What dispatch chooses for --layers shall be measured too.
             every = list({(shape.n, shape.k): shape for shape in [*layers, *shapes]}.values())
-            extra |= _tune(parts, every, ms, where, dtype, seed, reporter)
+            _tune(extra, parts, every, ms, where, dtype, seed, reporter)
     document = run_bench(
         ms, shapes, device=device, dtype=dtype, names=names, seed=seed, seconds=seconds,
         on_shape=keep if save is not None else None, reporter=reporter,
@@ -181,17 +182,21 @@ def _compile(where: torch.device, ms: Sequence[int], shapes: Sequence[Shape], re
 
 
 def _tune(
-    parts: Parts, shapes: Sequence[Shape], ms: Sequence[int], where: torch.device, dtype: torch.dtype | None, seed: int,
-    reporter: Reporter,
-) -> dict[str, Any]:  # fmt: skip
+    extra: dict[str, Any], parts: Parts, shapes: Sequence[Shape], ms: Sequence[int], where: torch.device,
+    dtype: torch.dtype | None, seed: int, reporter: Reporter,
+) -> None:  # fmt: skip
+    """Fill "tuning" and "table" of ``extra``, and the file, shape by shape."""
     from resetcli.cuda.tune import THOROUGH, tune
 
     begun = time.perf_counter()
-    table = tune(
+
+    def keep(table: KernelTable) -> None:
+        held = table.to_json()
+        extra.update(tuning={"seconds": time.perf_counter() - begun, "entries": len(table.entries)}, table=held)
+        if parts.tune_output is not None:
+            write_json(parts.tune_output, held)
+
+    tune(
         shapes, ms, device=where, dtype=dtype or torch.bfloat16, seed=seed, seconds=parts.tune_seconds,
-        thorough=THOROUGH if parts.families is None else parts.families, reporter=reporter,
+        thorough=THOROUGH if parts.families is None else parts.families, on_shape=keep, reporter=reporter,
     )  # fmt: skip
-    held = table.to_json()
-    if parts.tune_output is not None:
-        write_json(parts.tune_output, held)
-    return {"tuning": {"seconds": time.perf_counter() - begun, "entries": len(table.entries)}, "table": held}

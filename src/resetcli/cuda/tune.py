@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -49,6 +49,8 @@ ALONE = 5
 """Configurations of a family that are timed without quantization and overlap."""
 LEAST = 6
 """Configurations of a family that the first round takes at least, whatever the time."""
+HOPELESS = 3.0
+"""A family whose best is so many times slower than the best of all is not timed again."""
 THOROUGH = ("gemv", "mma", "wgmma4", "wgmma8")
 """Families all of whose configurations are tried by default; of others the cost model's choice alone."""
 
@@ -65,6 +67,7 @@ def tune(
     save: bool = True,
     seconds: float | None = None,
     thorough: Sequence[str] | None = THOROUGH,
+    on_shape: Callable[[KernelTable], None] | None = None,
     reporter: Reporter | None = None,
 ) -> KernelTable:
     """Time all configurations for each of ``shapes`` and ``ms`` (rounded up to buckets), and BF16 beside them.
@@ -75,13 +78,14 @@ def tune(
         seconds: about how long all may take once kernels are compiled; None for as long as it takes. Each product gets
             an equal share of what is left.
         thorough: families all of whose configurations are tried (None: every family); others run their first.
+        on_shape: called after each shape with the table so far.
 
     Returns:
         The table of this run alone.
 
     Raises:
         KernelsUnavailable: no kernels here.
-        ResetError: the table cannot be written, or no configuration of a shape is right.
+        ResetError: the table cannot be written, or no configuration of any shape is right (of some: a warning).
     """
     reporter = reporter or Reporter()
     there, why = kernels_available(device)
@@ -92,6 +96,7 @@ def tune(
     table = KernelTable(where.name, about=_about(where))
     many = sorted({bucket(m) for m in ms})
     left = len(shapes) * len(many) * len(activations)
+    fault: ResetError | None = None
     begun = time.perf_counter()
     with (
         torch.cuda.device(index),
@@ -103,19 +108,28 @@ def tune(
             for mode in activations:
                 for m in many:
                     share = None if seconds is None else (begun + seconds - time.perf_counter()) / left
-                    entry = _tune_one(operands, where, m, dtype, mode, share, thorough, reporter)
+                    entry = None
+                    try:
+                        entry = _tune_one(operands, where, m, dtype, mode, share, thorough, reporter)
+                    except ResetError as exc:
+                        fault = exc
+                        reporter.warn(str(exc))
                     left -= 1
                     if entry is not None:
                         table.entries[Key(m, shape.n, shape.k, dtype_name(dtype), mode)] = entry
                     advance(1)
             if save:
                 save_table(table, user_path(where.name))
+            if on_shape is not None:
+                on_shape(table)
             # Each graph had memory of its own, which goes back only when it is asked for.
             del operands
             torch.cuda.empty_cache()
             reporter.info(f"tuned {shape} after {time.perf_counter() - begun:.1f} s")
     if save:
         dispatcher.forget()
+    if fault is not None and not table.entries:
+        raise fault
     return table
 
 
@@ -220,7 +234,7 @@ def _tune_one(
 
     overlap = architecture_number(where.arch) >= 90  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
-    finalists: list[tuple[Plan, Candidate]] = []
+    sorted_out: dict[str, list[tuple[float, Plan]]] = {}
     best_alone: dict[str, dict[str, Any]] = {}
     for place, family in enumerate(able):
         # Half of the time for the first round; the rest goes into preparation and the second.
@@ -237,24 +251,29 @@ def _tune_one(
                 fault = _fault(plan, operands, x, out, answer, input_scale)
                 if fault is None:
                     group.append((time_quick(thunks(plan), side=side), plan))
-            except (
-                ResetError,
-                RuntimeError,
-            ) as exc:  # or CUDA's; after one that lasts, the other configurations fail as well
-                fault = reason(exc)
+            except (ResetError, RuntimeError) as exc:
+                fault = reason(exc)  # after a lasting error of CUDA the others fail as well
             if fault is not None:
                 reporter.warn(f"{family.name} {config} on {n}x{k} M={m} {activations} is left out: {fault}")
-        group.sort(key=lambda pair: pair[0])
-        kept = KEPT if seconds is None else KEPT - 1
+        if group:
+            sorted_out[family.name] = sorted(group, key=lambda pair: pair[0])
+            likely = [plan for _, plan in sorted_out[family.name][:ALONE]]
+            best_alone[family.name] = (min(likely, key=alone) if len(likely) > 1 else likely[0]).config
+    if not sorted_out:
+        raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
+    kept = KEPT if seconds is None else KEPT - 1
+    first = min(group[0][0] for group in sorted_out.values())
+    finalists: list[tuple[Plan, Candidate]] = []
+    results: list[tuple[Plan, float]] = []
+    for name, group in sorted_out.items():
+        if group[0][0] > HOPELESS * first:
+            results.append((group[0][1], group[0][0] * 1e6))
+            continue
         finalists += [
-            (each, Candidate(family.name, thunks(each), 0, []))
+            (each, Candidate(name, thunks(each), 0, []))
             for _, plan in group[:kept]
             for each in (replace(plan, pdl=pdl) for pdl in {overlap, False})
         ]
-        if group:
-            best_alone[family.name] = min((plan for _, plan in group[:ALONE]), key=alone).config
-    if not finalists:
-        raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
     # Into ``out`` as well: a graph of large outputs of their own would not fit.
     plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
     budget = 0.2 if seconds is None else min(0.2, max(0.0, begun + seconds - time.perf_counter()))
@@ -262,7 +281,7 @@ def _tune_one(
     time_cuda([*(timed for _, timed in finalists), plain], seconds=budget, least=8, most=40, failed=failed)
     for name, why in failed.items():
         reporter.warn(f"{name} on {n}x{k} M={m} {activations} cannot be timed: {why}")
-    results = [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
+    results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
     choices = [replace(choice, alone=best_alone.get(choice.family)) for choice in best_of(results)]
     return Entry(choices, statistics.median(plain.seconds) * 1e6 if plain.seconds else None)
 
