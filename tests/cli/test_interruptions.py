@@ -55,7 +55,7 @@ EVAL_PHASES = {
     "generation": (("resetcli.engines.runner:ModelRunner.decode", 7), 0),
     "scoring": (("resetcli.evaluation.recorder:score_output", 2), 1),
     "sample on the disk": (("os:fsync", 2, "samples.jsonl"), 3),
-    "statistics": (("resetcli.evaluation.evaluate:task_statistics", 1), 4),
+    "statistics": (("resetcli.evaluation.results:task_statistics", 1), 4),
     "results.json": (("os:replace", 1, "results.json"), 4),
 }
 """Where each phase is interrupted, and how many samples are on the disk then."""

@@ -190,15 +190,47 @@ def test_nan_fails_its_sample_and_the_run_goes_on(tiny_tokenizer, source, tmp_pa
     assert {(s["doc_id"], s["repeat"], s["score"]) for s in bad} == {("2022-I-2", 0, 0), ("rec0", 1, 0)}
     assert report["exit_code"] == 1 and report["failed"] == 2 and report["results"]["aime"]["errors"] == 1
     assert "task aime, document 2022-I-2, repeat 0: NaN here" in reporter.warnings
-    assert any("2 of 8 samples failed" in line for line in reporter.warnings)
+    assert report["error"].startswith("2 of 8 samples failed and score 0") and "(aime 1, gpqa 1)" in report["error"]
 
 
-def test_prompts_that_do_not_fit_are_counted(tiny_tokenizer, source, tmp_path) -> None:
-    engine = SeededEngine(tiny_tokenizer, context=20)
-    report = run(engine, source, tmp_path / "run", tasks="aime22", limit=2)
-    samples = list(read_samples(tmp_path / "run"))
-    assert not engine.requests and report["results"]["aime22"]["prompts_too_long"] == 2
-    assert {(s["finish_reason"], s["n_tokens"], s["why"]) for s in samples} == {("length", 0, "truncated")}
+def longer_problems(folder, count):
+    """The data folder with the first ``count`` of four problems of 2022 made long; a context between short and long."""
+    data = write_data(folder)
+    rows = [json.loads(line) for line in (data / "aime_2022.jsonl").read_text().splitlines()]
+    for row in rows[:count]:
+        row["problem"] = "word " * 200 + row["problem"]
+    (data / "aime_2022.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataSource(data)
+
+
+@pytest.mark.parametrize(("count", "repeats"), [(1, 3), (2, 1)])
+def test_prompts_that_do_not_fit_are_counted_and_said(tiny_tokenizer, tmp_path, count, repeats) -> None:
+    source, reporter = longer_problems(tmp_path / "data", count), CollectingReporter()
+    engine = SeededEngine(tiny_tokenizer, context=200)
+    report = run(engine, source, tmp_path / "run", tasks="aime22", repeats=repeats, reporter=reporter)
+    assert report["exit_code"] == 0 and report["error"] is None and report["context"] == 200
+    assert report["results"]["aime22"]["prompts_too_long"] == count
+    (line,) = [line for line in reporter.warnings if "fit" in line]
+    assert re.match(rf"task aime22: {count} of 4 prompts do(es)? not fit the model's context of 200 tokens; ", line)
+    lost = [s for s in read_samples(tmp_path / "run") if s["n_tokens"] == 0]
+    assert len(lost) == count * repeats and len(engine.requests) == (4 - count) * repeats
+    assert {(s["finish_reason"], s["text"], s["score"], s["why"]) for s in lost} == {("length", "", 0, "truncated")}
+    from resetcli.cli.eval import render
+
+    assert f"aime22: {count} of 4 prompts did not fit the context of 200 tokens" in render(report)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_task_whose_prompts_mostly_do_not_fit_is_refused(tiny_tokenizer, tmp_path, count) -> None:
+    """Before a sample of any task is made."""
+    source = longer_problems(tmp_path / "data", count)
+    engine = SeededEngine(tiny_tokenizer, context=200)
+    with pytest.raises(ResetError) as error:
+        run(engine, source, tmp_path / "run", tasks="gsm8k,aime22")
+    assert str(error.value).startswith(
+        f"task aime22: {count} of 4 prompts do not fit the model's context of 200 tokens: use a model with a longer"
+    )
+    assert not engine.requests and engine.closed and not (tmp_path / "run/samples.jsonl").exists()
 
 
 def test_policies_by_task(tiny_tokenizer, source, tmp_path) -> None:

@@ -57,8 +57,11 @@ def test_limits_and_stops_reach_the_engine(tiny_tokenizer) -> None:
 
 def test_a_prompt_without_room_is_not_cut(tiny_tokenizer) -> None:
     engine = SeededEngine(tiny_tokenizer, context=30)
-    (output,) = ResetLM(engine=engine, settings=FIXED).generate_until([instance("word " * 50, 0)])
-    assert output == "" and output.finish_reason == "length" and not engine.requests
+    requests = [instance("word " * 50, 0), instance("word", 1)]
+    output, _ = ResetLM(engine=engine, settings=FIXED).generate_until(requests)
+    assert output == "" and output.finish_reason == "length" and len(engine.requests) == 1
+    with pytest.raises(ResetError, match="task t: 1 of 1 prompt does not fit the model's context of 30 tokens"):
+        ResetLM(engine=engine, settings=FIXED).generate_until(requests[:1])
 
 
 @pytest.mark.parametrize("which", ["tiny_tokenizer", "tiny_bos_tokenizer"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
+from resetcli.base.errors import ResetError
 from resetcli.cli import options as o
 from resetcli.cli.loading import EngineChoice, PolicyOptions, load
 from resetcli.cli.output import Output, table
@@ -92,8 +91,8 @@ def evaluate(
         reporter=out.reporter,
     )
     out.result(results, lambda: render(results))
-    if results["exit_code"]:
-        raise typer.Exit(results["exit_code"])
+    if results["error"] is not None:
+        raise ResetError(results["error"])
 
 
 def _silent() -> Any:
@@ -127,6 +126,12 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append(table(SCORED, scored))
     if texts:
         parts.append(table(TEXTS, texts))
+    for name, task in results["results"].items():
+        if n := task.get("prompts_too_long"):
+            parts.append(
+                f"{name}: {n} of {task['n']} prompts did not fit the context of {results['context']} tokens; "
+                "their samples score 0"
+            )
     if results["limit"] is not None:
         parts.append(f"limited to the first {results['limit']} documents of a task: not comparable with full runs")
     speed = results.get("timing", {}).get("tokens_per_s")

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -24,8 +22,8 @@ from resetcli.base.errors import UsageError
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 from resetcli.engines.protocol import Engine, EngineInfo
+from resetcli.evaluation.results import Documents, all_results, report
 from resetcli.evaluation.runs import RunFolder, default_directory
-from resetcli.evaluation.statistics import task_statistics
 from resetcli.evaluation.tasks import TaskSpec, resolve_tasks
 from resetcli.policy.settings import PolicySettings
 
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_NEW_TOKENS = 32768
 PERPLEXITY_WINDOW = 2048
-
-Documents = dict[str, list[dict[str, Any]]]
 
 
 def run_eval(
@@ -76,7 +72,8 @@ def run_eval(
 
     Returns:
         What ``results.json`` holds, and beside it "run" (the folder), "finished_before" (nothing was left to do),
-        "failed" (samples lost to NaN logits) and "exit_code" (1 if any failed).
+        "failed" (samples lost to NaN logits), "error" (one line on why the results cannot be relied on: failed
+        samples, or prompts that mostly do not fit; else None) and "exit_code" (1 with an error).
 
     Raises:
         UsageError: an option out of range or an unknown task.
@@ -111,7 +108,7 @@ def run_eval(
         before = folder.results()
         if before is not None and len(folder.samples) == expected:
             reporter.info(f"run {path} is finished; these are its results")
-            return _report(folder, before, finished_before=True)
+            return report(folder, before, finished_before=True)
         if folder.samples:
             reporter.info(f"run {path} goes on: {len(folder.samples)} of {expected} samples are there")
         started = time.monotonic()
@@ -129,7 +126,7 @@ def run_eval(
         finally:
             if close_engine:
                 engine.close()
-        results = _results(values, specs, docs, folder, repeats, limit, engine.info.context)
+        results = all_results(values, specs, docs, folder, repeats, limit, engine.info.context)
         seconds = time.monotonic() - started
         results["timing"] = {
             "seconds": seconds,
@@ -140,7 +137,7 @@ def run_eval(
             "versions": versions(),
         }
         folder.finish(results)
-        return _report(folder, results, finished_before=False, reporter=reporter)
+        return report(folder, results, finished_before=False)
 
 
 def _check_numbers(*, limit: int | None, repeats: int, max_new_tokens: int, seed: int, window: int) -> None:
@@ -243,68 +240,3 @@ def _quiet_lm_eval() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         module.tqdm = bar
-
-
-def _results(
-    values: dict[str, Any],
-    specs: list[TaskSpec],
-    docs: Documents,
-    folder: RunFolder,
-    repeats: int,
-    limit: int | None,
-    context: int,
-) -> dict[str, Any]:
-    """``results.json`` without timing: a function of the samples, whatever order and sittings they came in."""
-    merged: dict[str, Any] = {}
-    for spec in specs:
-        samples = folder.of_task(spec.name)
-        own = _perplexity(samples, docs[spec.name]) if spec.kind == "perplexity" else task_statistics(samples, repeats)
-        if spec.kind != "perplexity":
-            own["prompts_too_long"] = sum(s["n_tokens"] == 0 and s["finish_reason"] == "length" for s in samples)
-        theirs = {k: v for k, v in values["results"][spec.name].items() if k not in ("name",)}
-        merged[spec.name] = {**theirs, **own, "limited": limit is not None}
-    kept = {k: values[k] for k in ("versions", "n-shot", "higher_is_better", "n-samples") if k in values}
-    configs = {name: _plain_config(config) for name, config in values.get("configs", {}).items()}
-    return {"results": merged, "limit": limit, "context": context, **_jsonable(kept), "configs": configs}
-
-
-def _perplexity(samples: list[dict[str, Any]], docs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Perplexities of the texts together: exp of minus the log-likelihood per word, byte and token.
-
-    Words and bytes as lm-eval counts them: pieces between white space of each text, and UTF-8 bytes.
-    """
-    nats = -math.fsum(s["score"] for s in samples)
-    words = sum(len(re.split(r"\s+", doc["text"])) for doc in docs)
-    size = sum(len(doc["text"].encode()) for doc in docs)
-    tokens = sum(s["n_tokens"] for s in samples)
-    return {
-        "n": len(samples), "repeats": 1, "word_perplexity": math.exp(nats / words),
-        "byte_perplexity": math.exp(nats / size), "token_perplexity": math.exp(nats / tokens),
-        "bits_per_byte": nats / size / math.log(2), "tokens": tokens, "words": words, "bytes": size,
-    }  # fmt: skip
-
-
-def _plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's configuration without the source text of functions, which lm-eval puts in."""
-    dropped = ("custom_dataset", "process_results", "fewshot_config")
-    return _jsonable({k: v for k, v in config.items() if k not in dropped})
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(v) for v in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _report(
-    folder: RunFolder, results: dict[str, Any], *, finished_before: bool, reporter: Reporter | None = None
-) -> dict[str, Any]:
-    failed = sum(sample["finish_reason"] == "error" for sample in folder.samples.values())
-    if failed and reporter is not None:
-        reporter.warn(f"{failed} of {len(folder.samples)} samples failed with logits that are not finite and score 0")
-    return {
-        **results, "run": str(folder.path), "finished_before": finished_before, "failed": failed,
-        "exit_code": 1 if failed else 0,
-    }  # fmt: skip

@@ -26,6 +26,7 @@ from resetcli.base.reporting import Reporter
 from resetcli.base.seeds import sample_seed
 from resetcli.engines.prompting import opens_thought, render_chat
 from resetcli.engines.protocol import Completion, Engine, Request
+from resetcli.evaluation.fit import look_over
 from resetcli.policy.settings import PolicySettings
 
 PERPLEXITY_WINDOW = 2048
@@ -206,19 +207,26 @@ class ResetLM(LM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """One `Output` a request, in order. A prompt that leaves no room in the context is not cut: its sample has
-        no token and ends by "length"."""
+        no token and ends by "length".
+
+        Raises:
+            ResetError: most prompts of a task leave no room (see `fit`).
+        """
         from lm_eval.models.utils import normalize_gen_kwargs
 
         seen: Counter[tuple] = Counter()
-        outputs: list[Output | None] = [None] * len(requests)
-        todo: dict[str, tuple[int, Job]] = {}
-        for index, instance in enumerate(requests):
+        jobs: list[tuple[Instance, Job]] = []
+        for instance in requests:
             prompt, asked = instance.args[0], instance.args[1]
             gen = normalize_gen_kwargs(dict(asked), self.max_gen_toks)
             self._check_sampling(instance.task_name or "", asked)
             key = (instance.task_name, instance.doc_id, instance.idx)
-            job = self._job(instance, seen[key], prompt, self.encode(prompt), gen)
+            jobs.append((instance, self._job(instance, seen[key], prompt, self.encode(prompt), gen)))
             seen[key] += 1
+        self._check_fit([job for _, job in jobs])
+        outputs: list[Output | None] = [None] * len(requests)
+        todo: dict[str, tuple[int, Job]] = {}
+        for index, (instance, job) in enumerate(jobs):
             if self.recorder is not None and (record := self.recorder.known(job)) is not None:
                 outputs[index] = _output("", record["finish_reason"], job, record)
             elif not job.fits:
@@ -250,6 +258,13 @@ class ResetLM(LM):
             record = self.recorder.add(job, text, n_tokens, finish_reason, error)
             text = ""
         return _output(text, finish_reason, job, record)
+
+    def _check_fit(self, jobs: Sequence[Job]) -> None:
+        fits: dict[str, dict[Any, bool]] = {}
+        for job in jobs:
+            fits.setdefault(job.task, {})[job.doc_id] = job.fits
+        too_long = {task: sum(not fit for fit in docs.values()) for task, docs in fits.items()}
+        look_over(too_long, {t: len(docs) for t, docs in fits.items()}, self.engine.info.context, self.reporter)
 
     def _check_sampling(self, task: str, asked: Mapping[str, Any]) -> None:
         used = self.settings_of(task)

@@ -1,0 +1,105 @@
+"""What ``results.json`` holds, made from the samples, and what a run reports beside it.
+
+Ours is a function of the samples alone, whatever order and sittings they came in, so it can be made again and
+compared with a ``results.json`` found on the disk. lm-eval's keys stay where lm-eval puts them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resetcli.evaluation import fit
+from resetcli.evaluation.runs import RunFolder
+from resetcli.evaluation.statistics import task_statistics
+from resetcli.evaluation.tasks import TaskSpec
+
+Documents = dict[str, list[dict[str, Any]]]
+
+
+def own_results(folder: RunFolder, spec: TaskSpec, docs: Documents, repeats: int, limit: int | None) -> dict[str, Any]:
+    """Our keys of one task (design 1.4)."""
+    samples = folder.of_task(spec.name)
+    if spec.kind == "perplexity":
+        own = _perplexity(samples, docs[spec.name])
+    else:
+        own = {**task_statistics(samples, repeats), "prompts_too_long": fit.count_too_long(samples)}
+    return {**own, "limited": limit is not None}
+
+
+def all_results(
+    values: Mapping[str, Any],
+    specs: Sequence[TaskSpec],
+    docs: Documents,
+    folder: RunFolder,
+    repeats: int,
+    limit: int | None,
+    context: int,
+) -> dict[str, Any]:
+    """``results.json`` without timing: lm-eval's ``values`` with ours."""
+    merged: dict[str, Any] = {}
+    for spec in specs:
+        theirs = {k: v for k, v in values["results"][spec.name].items() if k != "name"}
+        merged[spec.name] = {**theirs, **own_results(folder, spec, docs, repeats, limit)}
+    kept = {k: values[k] for k in ("versions", "n-shot", "higher_is_better", "n-samples") if k in values}
+    configs = {name: _plain_config(config) for name, config in values.get("configs", {}).items()}
+    return {"results": merged, "limit": limit, "context": context, **_jsonable(kept), "configs": configs}
+
+
+def _perplexity(samples: list[dict[str, Any]], docs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Perplexities of the texts together: exp of minus the log-likelihood per word, byte and token.
+
+    Words and bytes as lm-eval counts them: pieces between white space of each text, and UTF-8 bytes.
+    """
+    nats = -math.fsum(s["score"] for s in samples)
+    words = sum(len(re.split(r"\s+", doc["text"])) for doc in docs)
+    size = sum(len(doc["text"].encode()) for doc in docs)
+    tokens = sum(s["n_tokens"] for s in samples)
+    return {
+        "n": len(samples), "repeats": 1, "word_perplexity": math.exp(nats / words),
+        "byte_perplexity": math.exp(nats / size), "token_perplexity": math.exp(nats / tokens),
+        "bits_per_byte": nats / size / math.log(2), "tokens": tokens, "words": words, "bytes": size,
+    }  # fmt: skip
+
+
+def _plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's configuration without the source text of functions, which lm-eval puts in."""
+    dropped = ("custom_dataset", "process_results", "fewshot_config")
+    return _jsonable({k: v for k, v in config.items() if k not in dropped})
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(v) for v in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def report(folder: RunFolder, results: dict[str, Any], *, finished_before: bool) -> dict[str, Any]:
+    """What ``run_eval`` returns: the results, and whether they can be relied on."""
+    failed = sum(sample["finish_reason"] == "error" for sample in folder.samples.values())
+    error = "; ".join(filter(None, (_failures(folder, failed, results), _too_long(results))))
+    return {
+        **results, "run": str(folder.path), "finished_before": finished_before, "failed": failed,
+        "error": error or None, "exit_code": 1 if error else 0,
+    }  # fmt: skip
+
+
+def _failures(folder: RunFolder, failed: int, results: Mapping[str, Any]) -> str | None:
+    if not failed:
+        return None
+    counts = ((name, task.get("errors", 0)) for name, task in results["results"].items())
+    tasks = ", ".join(f"{name} {n}" for name, n in counts if n)
+    return (
+        f"{failed} of {len(folder.samples)} samples failed and score 0, as their logits were not finite ({tasks}), in "
+        f"run {folder.path}: mend the model or its settings; the same command makes these samples again"
+    )
+
+
+def _too_long(results: Mapping[str, Any]) -> str | None:
+    tasks = {name: task for name, task in results["results"].items() if "prompts_too_long" in task}
+    too_long = {name: task["prompts_too_long"] for name, task in tasks.items()}
+    return fit.fault(too_long, {name: task["n"] for name, task in tasks.items()}, results["context"])
