@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+from pathlib import Path
 
 import pytest
 
 from resetcli.base.errors import ResetError, UsageError, unknown_name
-from resetcli.base.files import MARKER, read_json, sha256_file, whole_directory, write_json, write_text
+from resetcli.base.files import MARKER, check_output, read_json, sha256_file, whole_directory, write_json, write_text
 
 
 def test_write_replaces_and_leaves_no_scratch(tmp_path):
@@ -75,6 +79,110 @@ def test_overwrite_replaces_only_what_we_made(tmp_path):
     with pytest.raises(ResetError, match="not made by resetcli"), whole_directory(foreign, overwrite=True):
         pass
     assert (foreign / "thesis.tex").exists()
+
+
+def fill(folder: Path, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "precious").write_text(text)
+
+
+def test_what_appears_meanwhile_is_left_alone_and_the_work_is_kept(tmp_path):
+    out = tmp_path / "out"
+    for number in (1, 2):
+        where = re.escape(str(tmp_path / f"out.finished-{number}"))
+        with pytest.raises(ResetError, match=f"out was made by somebody else .*result is {where}$"):  # noqa: SIM117
+            with whole_directory(out) as scratch:
+                (scratch / "w").write_text(str(number))
+                fill(out, "mine")
+        assert [p.name for p in out.iterdir()] == ["precious"]
+        assert (tmp_path / f"out.finished-{number}" / "w").read_text() == str(number)
+        assert (tmp_path / f"out.finished-{number}" / MARKER).exists()
+        (out / "precious").unlink()
+    with pytest.raises(ResetError, match="out was made by somebody else"), whole_directory(out):
+        out.rmdir()
+        out.write_text("a file")
+    assert out.read_text() == "a file"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_two_at_the_same_target_lose_nothing(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(ResetError, match="the finished result is"), whole_directory(out) as slow:
+        (slow / "w").write_text("slow")
+        with whole_directory(out) as quick:
+            (quick / "w").write_text("quick")
+    assert (out / "w").read_text() == "quick" and (tmp_path / "out.finished-1" / "w").read_text() == "slow"
+
+
+@pytest.mark.parametrize("change", ["added", "edited", "deeper", "another"])
+def test_overwrite_is_for_what_was_there_at_the_start(tmp_path, change):
+    out = tmp_path / "out"
+    with whole_directory(out) as scratch:
+        fill(scratch, "first")
+        fill(scratch / "sub", "first")
+    with pytest.raises(ResetError, match="out changed while the work ran"):  # noqa: SIM117
+        with whole_directory(out, overwrite=True) as scratch:
+            (scratch / "w").write_text("new")
+            if change == "another":
+                out.rename(tmp_path / "away")
+                with whole_directory(out) as other:
+                    fill(other, "first")
+            else:
+                name = {"added": "more", "edited": "precious", "deeper": "sub/precious"}[change]
+                (out / name).write_text("changed")
+    kept = "first" if change == "another" else "changed"
+    assert kept in [p.read_text() for p in out.rglob("*") if p.is_file()]
+    assert (tmp_path / "out.finished-1" / "w").read_text() == "new"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_the_old_tree_comes_back_if_the_last_rename_fails(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with whole_directory(out) as scratch:
+        fill(scratch, "first")
+    rename = os.rename
+
+    def failing(source, target):
+        if Path(target) == out and ".partial-" in str(source):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(ResetError, match="cannot write .*out: Device or resource busy; the finished result is"):  # noqa: SIM117
+        with whole_directory(out, overwrite=True) as scratch:
+            fill(scratch, "second")
+    assert (out / "precious").read_text() == "first"
+    assert (tmp_path / "out.finished-1" / "precious").read_text() == "second"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "disk" / "big").mkdir(parents=True)
+    link = tmp_path / "out"
+    link.symlink_to("disk/big")
+    for overwrite in (False, True):
+        with whole_directory(link, overwrite=overwrite) as scratch:
+            assert scratch.parent == tmp_path / "disk", "scratch is on the target's file system"
+            (scratch / "w").write_text(str(overwrite))
+        assert link.is_symlink() and (tmp_path / "disk" / "big" / "w").read_text() == str(overwrite)
+    assert [p.name for p in (tmp_path / "disk").iterdir()] == ["big"]
+
+
+@pytest.mark.parametrize(
+    ("target", "why"), [("nowhere", "a link to nowhere, which is not there"), ("out", "leads in a circle")]
+)
+def test_a_link_that_leads_nowhere_is_refused_first(tmp_path, target, why):
+    (tmp_path / "out").symlink_to(target)
+    with pytest.raises(ResetError, match=why), whole_directory(tmp_path / "out"):
+        pytest.fail("the work began")
+    with pytest.raises(ResetError, match=why):
+        check_output(tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out").is_symlink() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_name_too_long_is_named(tmp_path):
+    with pytest.raises(ResetError, match=r"output .*\.\.\.a+ cannot be used: File name too long"):
+        check_output(tmp_path / ("a" * 300), overwrite=False)
 
 
 def test_sha256(tmp_path):

@@ -27,6 +27,7 @@ from tiny_models import TEXT, fused_group, make_model_dir
 from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.reporting import CollectingReporter
 from resetcli.models.resolve import ModelSource
+from resetcli.nvfp4.checkpoint import Checkpoint
 from resetcli.quantization import check
 from resetcli.quantization.export import quietly
 from resetcli.quantization.recipes import get_recipe
@@ -322,6 +323,20 @@ def test_interrupted_in_any_phase_leaves_nothing(tiny_model_dir, tmp_path, phase
             return super().phase(name, total)
 
     refused(tiny_model_dir, tmp_path / "o", None, KeyboardInterrupt, reporter=Interrupting())
+
+
+def test_a_folder_made_meanwhile_is_left_alone(tiny_model_dir, tmp_path):
+    class Intruding(CollectingReporter):
+        def phase(self, name, total=None):
+            if name == "Check":
+                (tmp_path / "o").mkdir()
+                (tmp_path / "o" / "thesis.tex").write_text("mine")
+            return super().phase(name, total)
+
+    with pytest.raises(ResetError, match="left as it is; the finished result is .*o.finished-1"):
+        quantize(ModelSource(tiny_model_dir, "m", ""), tmp_path / "o", reporter=Intruding(), **SMALL)
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["thesis.tex"]
+    assert Checkpoint.open(tmp_path / "o.finished-1").layers
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])

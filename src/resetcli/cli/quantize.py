@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,12 +55,13 @@ def quantize(
 
     get_recipe(recipe)
     if output is not None:
+        output = output.expanduser()
         check_output(output, overwrite=overwrite)
     source = resolve_model(model, reporter=out.reporter)
     out.reporter.info(f"model {source.path} ({source.why})")
     report = work(
         source,
-        Path(output).expanduser() if output is not None else None,
+        output,
         recipe=recipe,
         calib_data=calib_data,
         calib_samples=calib_samples,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from resetcli.base.errors import ResetError, UsageError
-from resetcli.base.files import check_output, whole_directory, write_json
+from resetcli.base.files import check_output, output_target, whole_directory, write_json
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 from resetcli.models.embedded import EMBEDDED_NAME
@@ -109,7 +109,7 @@ def quantize(
         config = with_exclusions(quietly(plan_recipe.config), exclude)
         skeleton = meta_model(source.path, trust_remote_code=trust_remote_code)
         plan = preflight.make_plan(source.path, skeleton, config)
-        preflight.check_disk(output, plan.output_bytes)
+        preflight.check_disk(output_target(output), plan.output_bytes)
         context = getattr(skeleton.config.get_text_config(), "max_position_embeddings", None) or length
         del skeleton
         tokenizer = _tokenizer(source.path, trust_remote_code)
