@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -150,6 +151,49 @@ def test_debug_shows_where_without_values(reset) -> None:
     ran = reset("eval", "--tasks", "own", "--tau0", "-7.5", "--debug")
     assert ran.code == 2 and "Traceback" in ran.err and ran.error.startswith("error: --tau0")
     assert "locals" not in ran.err
+
+
+CLOSED = "standard output is closed"
+FULL = "cannot write standard output: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("args", "streams", "code", "message"),
+    [
+        ("--help", ">/dev/full", 1, FULL),
+        ("--version", ">/dev/full", 1, FULL),
+        ("doctor --json --quiet", ">/dev/full", 1, FULL),
+        ("--help", ">&-", 1, CLOSED),
+        ("doctor --json", ">&-", 1, CLOSED),
+        ("inspect nowhere/at/all --json", ">&-", 1, CLOSED),
+        ("inspect nowhere/at/all --json", "2>&-", 1, None),
+        ("inspect nowhere/at/all --json", "2>/dev/full", 1, None),
+        ("inspect", "2>&- >&- <&-", 1, None),
+        ("what", "2>&-", 2, None),
+        ("--help", ">&- 2>&-", 1, None),
+        ("--version", "2>&-", 0, "resetcli "),
+        ("--version", "2>/dev/full <&-", 0, "resetcli "),
+        ("generate", "<&-", 2, "the prompt on standard input is empty"),
+    ],
+)
+def test_streams_that_are_closed_or_full(tmp_path, args, streams, code, message) -> None:
+    """One line where it can be said, none anywhere else; above all no error on the standard output of a pipe."""
+    line = f"{shlex.join(command())} {args} {streams}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    said, silent = (done.stderr, done.stdout) if code else (done.stdout, done.stderr)
+    assert silent == "" and len(said.splitlines()) == (message is not None), (said, silent)
+    assert message is None or (message in said and said.startswith("error: " * bool(code)))
+
+
+def test_results_do_not_need_standard_error(tiny_checkpoint, tmp_path) -> None:
+    """Closed, its number would go to the next file opened, and what libraries print would go into that."""
+    args = ("generate", tiny_checkpoint, "-p", "Two?", "--max-new-tokens", 3, "--json", "--trace", "t.jsonl")
+    for streams in ("2>&-", "2>/dev/full", "2>&- <&-"):
+        line = f"{shlex.join(command(*args))} {streams}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+        assert done.returncode == 0 and json.loads(done.stdout)["n_tokens"] <= 3 and done.stderr == ""
+        assert all(json.loads(row) for row in (tmp_path / "t.jsonl").read_text().splitlines())
 
 
 def test_doctor(reset) -> None:

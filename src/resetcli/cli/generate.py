@@ -138,6 +138,8 @@ def _prompt(prompt: str | None, file: Path | None, json: bool) -> str | None:
         source = "the prompt on standard input"
         try:
             text = sys.stdin.buffer.read().decode("utf-8") if sys.stdin is not None else ""
+        except OSError as exc:
+            raise ResetError(f"cannot read the prompt on standard input: {exc.strerror or exc}") from exc
         except UnicodeDecodeError as exc:
             raise ResetError(f"standard input is not UTF-8 (byte {exc.start}); convert it") from exc
     assert text is not None

@@ -1,124 +1,48 @@
-"""The application: commands under their names, and one place that turns failures into a line and an exit code.
+"""The entry point: nothing but a guard around ``cli.app``, which takes a while to import.
 
-Typer's own error boxes are not used: the command runs with exceptions let through, and ``main`` prints
-``error: ...`` on standard error. Command modules import nothing heavy, so ``--help`` is fast.
+Ctrl-C may come at any moment, the first imports included, and the streams may be closed; so this module imports
+next to nothing, sees to both, and only then loads the application.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from resetcli import __version__
-from resetcli.base.errors import ResetError
-from resetcli.cli import output
-from resetcli.cli.bench import bench_kernels
-from resetcli.cli.calibrate import calibrate
-from resetcli.cli.demo import demo
-from resetcli.cli.doctor import doctor
-from resetcli.cli.eval import evaluate
-from resetcli.cli.generate import generate
-from resetcli.cli.inspect import inspect
-from resetcli.cli.quantize import quantize
 
 INTERRUPTED = 130
-
-app = typer.Typer(
-    name="reset",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-app.command("quantize")(quantize)
-app.command("calibrate")(calibrate)
-app.command("generate")(generate)
-app.command("eval")(evaluate)
-app.command("bench-kernels")(bench_kernels)
-app.command("inspect")(inspect)
-app.command("doctor")(doctor)
-app.command("demo")(demo)
-
-
-@app.callback(invoke_without_command=True)
-def reset(
-    ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
-) -> None:
-    """Small-bit reasoning: NVFP4 checkpoints, and ReSET decoding that keeps their thoughts on track.
-
-    \b
-    First steps:
-      reset demo                        the whole chain on a small embedded model
-      reset quantize Qwen/Qwen3-8B      an NVFP4 checkpoint
-      reset calibrate                   its entropy threshold
-      reset generate -p "What is 7*8?"  an answer, streamed
-    """
-    if version:
-        typer.echo(f"resetcli {__version__}")
-    elif ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
 
 
 def run() -> None:
     """Entry point of ``reset`` and ``resetcli``."""
-    sys.exit(main(sys.argv[1:]))
+    code = INTERRUPTED
+    try:
+        from resetcli.cli import process
+
+        with process.interrupts():
+            code = process.close_streams(main(sys.argv[1:]))
+            process.ignore_interrupts()
+    except KeyboardInterrupt:  # before or after ``main`` could see to it
+        code = INTERRUPTED
+        if sys.stderr is not None:
+            sys.stderr.write("error: interrupted\n")
+    sys.exit(code)
 
 
 def main(args: list[str]) -> int:
     """Run the command line ``args``; the exit code: 0 done, 1 the work failed, 2 usage, 130 interrupted."""
-    debug = "--debug" in args
-    try:
-        name = Path(sys.argv[0]).name
-        command = typer.main.get_command(app)
-        code = command.main(args, prog_name=name if name in ("reset", "resetcli") else "reset", standalone_mode=False)
-        code = code if isinstance(code, int) else 0
-        if code == INTERRUPTED:
-            # Typer has caught the KeyboardInterrupt already.
-            _say("interrupted")
-        return code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return INTERRUPTED
-    except (typer.Abort, EOFError):
-        _say("interrupted")
-        return INTERRUPTED
-    except ResetError as exc:
-        if debug:
-            traceback.print_exc()
-        _say(str(exc))
-        return exc.exit_code
-    except BrokenPipeError:
-        # Whoever read our output has gone; there is nobody to tell.
-        return 1
-    except Exception as exc:
-        # The last resort: Typer's usage errors, whose classes are private copies, and whatever no layer below foresaw
-        # (libraries raise anything). A user gets one line and an exit code in any case; --debug shows the rest.
-        if debug:
-            traceback.print_exc()
-        if (usage := _usage(exc)) is not None:
-            _say(usage)
-            return 2
-        lines = str(exc).strip().splitlines()
-        _say(f"{type(exc).__name__}: {lines[0][:300] if lines else 'no message'} (--debug shows where)")
-        return 1
-    finally:
-        output.restore_stdout()
+    from resetcli.cli import process
 
+    process.open_streams()
+    with process.interrupts():
+        try:
+            from resetcli.cli.app import execute
 
-def _usage(exc: Exception) -> str | None:
-    """The message of a usage error. Typer brings its own copy of click, so its classes go by what they can do."""
-    if not callable(format_message := getattr(exc, "format_message", None)):
-        return None
-    context = getattr(exc, "ctx", None)
-    path = context.command_path if context is not None else "reset"
-    text = str(format_message()).strip().rstrip(".")
-    return f"{text} (see `{path} --help`)"
-
-
-def _say(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+            return execute(args)
+        except KeyboardInterrupt:
+            process.say("interrupted")
+            return INTERRUPTED
+        except ImportError:
+            # An import that Ctrl-C broke into may say so in its own way.
+            if not process.interrupted():
+                raise
+            process.say("interrupted")
+            return INTERRUPTED

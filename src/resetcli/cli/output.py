@@ -8,6 +8,7 @@ plain line, without escape codes or carriage returns.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -49,7 +50,13 @@ class RichReporter(Reporter):
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(text, file=self.stream, flush=True)
+            try:
+                print(text, file=self.stream, flush=True)
+            except BrokenPipeError:
+                raise
+            except OSError:
+                # Notes that have nowhere to go, as on a full disk: the work and its result matter, not they.
+                return
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -141,19 +148,36 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as exc:
-            raise ResetError(
-                f"cannot write standard output: {exc.strerror or exc}; free space, and run the command again"
-            ) from exc
+            raise _not_written(exc) from exc
+
+
+def _not_written(exc: OSError) -> ResetError:
+    if exc.errno == errno.EBADF:
+        return ResetError("standard output is closed, and the result goes there; leave it open, or name a file by >")
+    return ResetError(f"cannot write standard output: {exc.strerror or exc}; free space, and run the command again")
+
+
+def stdout_error(exc: OSError) -> ResetError | None:
+    """What to say of an error that no ``Output`` has met: of ``--help`` and the like, which Typer prints itself."""
+    return _not_written(exc) if _kept is None and exc.filename is None else None
 
 
 _kept: TextIO | None = None
 
 
 def _keep_stdout() -> TextIO:
-    """The real standard output; descriptor 1 and ``sys.stdout`` become standard error until ``restore_stdout``."""
+    """The real standard output; descriptor 1 and ``sys.stdout`` become standard error until ``restore_stdout``.
+
+    Raises:
+        ResetError: it is closed; better known before the work than after it.
+    """
     global _kept
     if _kept is None:
         sys.stdout.flush()
+        try:
+            os.write(1, b"")
+        except OSError as exc:
+            raise _not_written(exc) from exc
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         _kept = os.fdopen(os.dup(1), "w", encoding=encoding, errors="replace", newline="\n")
         os.dup2(2, 1)
