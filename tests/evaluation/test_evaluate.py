@@ -193,6 +193,104 @@ def test_nan_fails_its_sample_and_the_run_goes_on(tiny_tokenizer, source, tmp_pa
     assert report["error"].startswith("2 of 8 samples failed and score 0") and "(aime 1, gpqa 1)" in report["error"]
 
 
+def test_failed_samples_are_made_again(tiny_tokenizer, source, tmp_path) -> None:
+    """Finished or not; a model that fails them again ends the same way, one that does not like an undisturbed run."""
+    broken = ("aime/2022-I-2/0", "gpqa/rec0/1")
+    whole = run(SeededEngine(tiny_tokenizer), source, tmp_path / "whole", limit=2, repeats=2)
+    first = run(SeededEngine(tiny_tokenizer, broken=broken), source, tmp_path / "run", limit=2, repeats=2)
+    reporter, engine = CollectingReporter(), SeededEngine(tiny_tokenizer, broken=broken)
+    again = run(engine, source, tmp_path / "run", limit=2, repeats=2, reporter=reporter)
+    assert {r.request_id for r in engine.requests} == set(broken) and again["exit_code"] == 1
+    assert again["error"] == first["error"] and again["results"] == first["results"]
+    assert any("6 of 8 samples are there, 2 that failed are made again" in line for line in reporter.infos)
+    kept = (tmp_path / "run/samples.jsonl").read_bytes()
+    with pytest.raises(ResetError, match="no such model"):
+        run_eval(no_model, "aime,gpqa", source, FIXED, model="double", fingerprint="f" * 64, max_new_tokens=20,
+                 output=tmp_path / "run", limit=2, repeats=2)  # fmt: skip
+    assert (tmp_path / "run/samples.jsonl").read_bytes() == kept
+    with pytest.raises(KeyboardInterrupt):
+        run(SeededEngine(tiny_tokenizer, die_after=1), source, tmp_path / "run", limit=2, repeats=2)
+    mended = run(SeededEngine(tiny_tokenizer), source, tmp_path / "run", limit=2, repeats=2)
+    assert mended["exit_code"] == 0 and mended["results"] == whole["results"] and mended["error"] is None
+    assert json.dumps(without_timing(tmp_path / "whole")) == json.dumps(without_timing(tmp_path / "run"))
+
+
+def no_model():
+    raise ResetError("no such model")
+
+
+def test_a_model_that_does_not_load_leaves_nothing(source, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for output in (tmp_path / "run", None):
+        with pytest.raises(ResetError, match="no such model"):
+            run_eval(no_model, "own", source, FIXED, model="m", fingerprint="f", output=output)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"results": {}}', "{", "tampered", "of another run", "of another context"]
+)
+def test_results_that_are_not_the_samples_are_made_again(tiny_tokenizer, source, tmp_path, text) -> None:
+    run(SeededEngine(tiny_tokenizer), source, tmp_path / "run", tasks="own", limit=3)
+    path, reporter = tmp_path / "run/results.json", CollectingReporter()
+    good = json.loads(path.read_text())
+    if text == "tampered":
+        text = json.dumps({**good, "results": {"own": {**good["results"]["own"], "avg@k": 0.125}}})
+    elif text == "of another run":
+        run(SeededEngine(tiny_tokenizer), source, tmp_path / "other", tasks="own", limit=3, seed=1, repeats=2)
+        text = (tmp_path / "other/results.json").read_text()
+    elif text == "of another context":
+        text = json.dumps({**good, "context": 1})
+    path.write_text(text)
+    engine = SeededEngine(tiny_tokenizer)
+    report = run(engine, source, tmp_path / "run", tasks="own", limit=3, reporter=reporter)
+    assert not report["finished_before"] and not engine.requests
+    assert json.dumps(without_timing(tmp_path / "run")) == json.dumps({k: v for k, v in good.items() if k != "timing"})
+    assert any("results.json is not what the samples say" in line for line in reporter.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"seed": 5}, "seed 5 is not that"), ({"doc_id": "zzz"}, 'no document "zzz"'), ({"repeat": 7}, "repeat 7"),
+     ({"task": "gpqa"}, 'task "gpqa" is not of this run'), ({"score": 7}, "score 7")],
+)  # fmt: skip
+def test_samples_of_no_such_run_are_refused_before_the_model(tiny_tokenizer, source, tmp_path, change, message) -> None:
+    run(SeededEngine(tiny_tokenizer), source, tmp_path / "run", tasks="own", limit=3)
+    path = tmp_path / "run/samples.jsonl"
+    lines = path.read_text().split("\n")
+    path.write_text(lines[0] + "\n" + json.dumps({**json.loads(lines[1]), **change}) + "\n")
+    with pytest.raises(ResetError, match=rf"samples\.jsonl, line 2: .*{re.escape(message)}"):
+        run(None, source, tmp_path / "run", tasks="own", limit=3)
+
+
+def test_files_of_a_run_that_are_folders(tiny_tokenizer, source, tmp_path) -> None:
+    for name in ("results.json", "samples.jsonl", "run.json"):
+        path = tmp_path / name / "run"
+        run(SeededEngine(tiny_tokenizer), source, path, tasks="own", limit=1)
+        (path / name).unlink()
+        (path / name).mkdir()
+        with pytest.raises(ResetError, match=re.escape(str(path / name))):
+            run(None, source, path, tasks="own", limit=1)
+
+
+def test_other_end_tokens_do_not_mix(tiny_tokenizer, source, tmp_path) -> None:
+    """What ends a text stands beside the weights, outside the fingerprint; older runs that do not tell go on."""
+
+    def engine(*ids, **more):
+        made = SeededEngine(tiny_tokenizer, **more)
+        made.end_ids = frozenset(ids)
+        return made
+
+    with pytest.raises(KeyboardInterrupt):
+        run(engine(5, 2, die_after=2, batch=1), source, tmp_path / "run", tasks="own", limit=4)
+    with pytest.raises(ResetError, match=r"end_ids \(\[2, 5\], now \[2, 5, 60\]\)"):
+        run(engine(2, 5, 60), source, tmp_path / "run", tasks="own", limit=4)
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    del record["engine"]["end_ids"]
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    assert run(engine(2, 5, 60), source, tmp_path / "run", tasks="own", limit=4)["exit_code"] == 0
+
+
 def longer_problems(folder, count):
     """The data folder with the first ``count`` of four problems of 2022 made long; a context between short and long."""
     data = write_data(folder)

@@ -129,9 +129,43 @@ def test_folders_that_are_no_runs(tmp_path) -> None:
     with pytest.raises(ResetError, match="is a file"):
         RunFolder(tmp_path / "file", SETTINGS)
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd/run.json").write_text("[]")
-    with pytest.raises(ResetError, match="not the record of a run"):
-        RunFolder(tmp_path / "odd", SETTINGS)
+    for text in ("[]", '{"settings": {}}', '{"run": 1}', '{"run": 1, "settings": {}, "engine": 3}'):
+        (tmp_path / "odd/run.json").write_text(text)
+        with pytest.raises(ResetError, match="not the record of a run"):
+            RunFolder(tmp_path / "odd", SETTINGS)
+    assert os.listdir(tmp_path / "full") == ["thesis.txt"] and os.listdir(tmp_path / "odd") == ["run.json"]
+
+
+def test_a_run_that_fails_before_its_first_sample_leaves_nothing(tmp_path) -> None:
+    for begin in (False, True):
+        with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "a/run", SETTINGS) as folder:
+            if begin:
+                folder.begin({"run": 1})
+            raise KeyboardInterrupt
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "run", SETTINGS) as folder:
+        folder.begin({"run": 1})
+        folder.add(sample(0))
+        raise KeyboardInterrupt
+    assert sorted(os.listdir(tmp_path / "run")) == ["run.json", "run.lock", "samples.jsonl"]
+
+
+def test_failed_samples_are_forgotten_in_one_step(tmp_path) -> None:
+    with RunFolder(tmp_path / "run", SETTINGS) as folder:
+        folder.begin({"run": 1})
+        for i in range(4):
+            folder.add({**sample(i), "finish_reason": "error" if i % 2 else "stop"})
+        folder.finish({"a": 1})
+    path = tmp_path / "run/samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    with RunFolder(tmp_path / "run", SETTINGS) as folder:
+        assert folder.failed == 2 and folder.results() == {"a": 1}
+        folder.forget_failed()
+        assert folder.failed == 0 and list(folder.samples) == [("aime", "d0", 0), ("aime", "d2", 0)]
+        assert path.read_bytes() == lines[0] + lines[2] and folder.results() is None
+        folder.add(sample(1))
+    assert sorted(os.listdir(tmp_path / "run")) == ["run.json", "run.lock", "samples.jsonl"]
+    assert len(list(read_samples(tmp_path / "run"))) == 3
 
 
 def test_killed_before_the_first_record(tmp_path) -> None:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from resetcli.base.errors import UsageError
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
-from resetcli.engines.protocol import Engine, EngineInfo
-from resetcli.evaluation.results import Documents, all_results, report
-from resetcli.evaluation.runs import RunFolder, default_directory
+from resetcli.engines.protocol import Engine
+from resetcli.evaluation.results import Documents, all_results, report, results_are_of, warn_of_prompts
+from resetcli.evaluation.runs import RESULTS, RunFolder, default_directory
+from resetcli.evaluation.samples import Asked
 from resetcli.evaluation.tasks import TaskSpec, resolve_tasks
 from resetcli.policy.settings import PolicySettings
 
@@ -55,7 +56,7 @@ def run_eval(
     close_engine: bool = True,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Evaluate, or go on with a run begun before, or report a finished one.
+    """Evaluate, or go on with a run begun before, or report a finished one. Failed samples are made again.
 
     Args:
         engine_factory: opens the engine; called only if there is something to generate.
@@ -102,22 +103,35 @@ def run_eval(
         "engine_options": dict(engine_options or {}),
     }  # fmt: skip
     path = Path(output) if output is not None else default_directory(model, list(docs), chosen)
-    expected = sum(len(docs[s.name]) * (1 if s.kind == "perplexity" else repeats) for s in specs)
+    asked = Asked(
+        targets={s.name: {doc["doc_id"]: doc.get("target") for doc in docs[s.name]} for s in specs},
+        repeats={s.name: 1 if s.kind == "perplexity" else repeats for s in specs},
+        scored=frozenset(s.name for s in specs if s.kind != "perplexity"),
+        seed=seed,
+    )
 
-    with RunFolder(path, chosen) as folder:
-        before = folder.results()
-        if before is not None and len(folder.samples) == expected:
+    with RunFolder(path, chosen, asked) as folder:
+        finished = len(folder.samples) == len(asked)
+        before = folder.results() if finished else None
+        if finished and not results_are_of(folder, before, specs, docs, repeats, limit):
+            if (path / RESULTS).exists():
+                reporter.warn(f"{path / RESULTS} is not what the samples say; it is made again")
+            before = None
+        if before is not None and not folder.failed:
             reporter.info(f"run {path} is finished; these are its results")
+            warn_of_prompts(before, reporter)
             return report(folder, before, finished_before=True)
         if folder.samples:
-            reporter.info(f"run {path} goes on: {len(folder.samples)} of {expected} samples are there")
+            line = f"run {path} goes on: {len(folder.samples) - folder.failed} of {len(asked)} samples are there"
+            reporter.info(line + (f", {folder.failed} that failed are made again" if folder.failed else ""))
         started = time.monotonic()
         from resetcli.evaluation.recorder import RunRecorder
 
         engine = engine_factory()
         try:
-            _open_run(folder, engine.info, model, policies, reporter)
-            recorder = RunRecorder(folder, engine, specs, policies, repeats, expected, think_markers, reporter)
+            _open_run(folder, engine, model, policies, reporter)
+            folder.forget_failed()
+            recorder = RunRecorder(folder, engine, specs, policies, repeats, len(asked), think_markers, reporter)
             values = _with_lm_eval(
                 engine, specs, source, policies, recorder, reporter, limit=limit, repeats=repeats, seed=seed,
                 max_new_tokens=max_new_tokens, thinking=thinking, think_markers=think_markers,
@@ -154,16 +168,21 @@ def _check_numbers(*, limit: int | None, repeats: int, max_new_tokens: int, seed
 
 
 def _open_run(
-    folder: RunFolder, info: EngineInfo, model: str, policies: Mapping[str, PolicySettings], reporter: Reporter
+    folder: RunFolder, opened: Engine, model: str, policies: Mapping[str, PolicySettings], reporter: Reporter
 ) -> None:
     """Write ``run.json``, or see that the engine is the one it names."""
+    info = opened.info
     engine = {
         "engine": info.engine, "device": info.device, "dtype": info.dtype, "nvfp4": info.nvfp4, "context": info.context,
         "batch_invariant": info.batch_invariant, "activations": info.details.get("activations"),
+        # Generation settings beside the weights, which the fingerprint leaves out, decide what ends a text.
+        "end_ids": sorted(getattr(opened, "end_ids", ())),
     }  # fmt: skip
     conditions = {"versions": versions(), "threads": info.details.get("threads"), "batch_size": info.batch_size}
     if folder.header is not None:
-        folder.check("engine", engine)
+        # Runs begun by a version that did not record the end tokens can go on.
+        known = folder.header.get("engine", {})
+        folder.check("engine", {k: v for k, v in engine.items() if k != "end_ids" or k in known})
         then = folder.header.get("conditions", {})
         # With batch invariance the batch size does not matter; elsewhere nothing is bit-equal anyway.
         changed = [key for key in ("versions", "threads") if then.get(key) != conditions[key]]

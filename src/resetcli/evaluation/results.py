@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resetcli.base.errors import ResetError
+from resetcli.base.reporting import Reporter
 from resetcli.evaluation import fit
 from resetcli.evaluation.runs import RunFolder
 from resetcli.evaluation.statistics import task_statistics
@@ -27,6 +29,23 @@ def own_results(folder: RunFolder, spec: TaskSpec, docs: Documents, repeats: int
     else:
         own = {**task_statistics(samples, repeats), "prompts_too_long": fit.count_too_long(samples)}
     return {**own, "limited": limit is not None}
+
+
+def results_are_of(
+    folder: RunFolder, found: Any, specs: Sequence[TaskSpec], docs: Documents, repeats: int, limit: int | None
+) -> bool:
+    """Whether ``found`` (any JSON value) is this run's ``results.json``: our keys are what its samples give."""
+    tasks = found.get("results") if isinstance(found, dict) else None
+    if not isinstance(tasks, dict) or list(tasks) != [spec.name for spec in specs]:
+        return False
+    context = (folder.header or {}).get("engine", {}).get("context")
+    if found.get("limit") != limit or found.get("context") != context or not isinstance(found.get("timing"), dict):
+        return False
+    for spec in specs:
+        task, own = tasks[spec.name], own_results(folder, spec, docs, repeats, limit)
+        if not isinstance(task, dict) or any(task.get(key) != value for key, value in own.items()):
+            return False
+    return True
 
 
 def all_results(
@@ -57,6 +76,8 @@ def _perplexity(samples: list[dict[str, Any]], docs: list[dict[str, Any]]) -> di
     words = sum(len(re.split(r"\s+", doc["text"])) for doc in docs)
     size = sum(len(doc["text"].encode()) for doc in docs)
     tokens = sum(s["n_tokens"] for s in samples)
+    if not tokens or nats / min(words, tokens) > 700:
+        raise ResetError(f"a log-likelihood of {-nats:.6g} nats over {tokens} tokens has no perplexity; see the model")
     return {
         "n": len(samples), "repeats": 1, "word_perplexity": math.exp(nats / words),
         "byte_perplexity": math.exp(nats / size), "token_perplexity": math.exp(nats / tokens),
@@ -99,7 +120,17 @@ def _failures(folder: RunFolder, failed: int, results: Mapping[str, Any]) -> str
     )
 
 
+def warn_of_prompts(results: Mapping[str, Any], reporter: Reporter) -> None:
+    """Say again, of a finished run, which prompts did not fit."""
+    if _too_long(results) is None:
+        fit.look_over(*_prompts(results), results["context"], reporter)
+
+
 def _too_long(results: Mapping[str, Any]) -> str | None:
+    return fit.fault(*_prompts(results), results["context"])
+
+
+def _prompts(results: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Prompts that did not fit, and all, by task."""
     tasks = {name: task for name, task in results["results"].items() if "prompts_too_long" in task}
-    too_long = {name: task["prompts_too_long"] for name, task in tasks.items()}
-    return fit.fault(too_long, {name: task["n"] for name, task in tasks.items()}, results["context"])
+    return {n: t["prompts_too_long"] for n, t in tasks.items()}, {n: t["n"] for n, t in tasks.items()}

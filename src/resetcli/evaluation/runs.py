@@ -3,12 +3,13 @@
 A sample is appended as one line by one write and flushed to the disk before the next is begun, so a kill leaves at
 most one torn line at the end, which the next opening cuts off. What may not change between sittings stands in
 ``run.json`` under "settings"; a difference is refused by name, so samples of two kinds never share a file. One
-writer at a time holds an exclusive lock that the kernel drops with the process.
+writer at a time holds the folder (see `claim`). A folder is looked at before anything is written into it, and a call
+that fails before its run's first sample leaves it as it was.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
@@ -19,14 +20,10 @@ from typing import Any
 
 from resetcli.base.errors import ResetError
 from resetcli.base.files import read_json, write_json
+from resetcli.evaluation.claim import LOCK, Claim
+from resetcli.evaluation.samples import REMEDY, SAMPLE_KEYS, Asked, parse_sample, read_lines
 
-SAMPLE_KEYS = (
-    "task", "doc_id", "repeat", "seed", "prompt_sha256", "text", "n_tokens", "finish_reason", "answer", "target",
-    "score", "why",
-)  # fmt: skip
-"""The keys of a line of samples.jsonl, all and in this order."""
-
-RUN, SAMPLES, RESULTS, LOCK = "run.json", "samples.jsonl", "results.json", "run.lock"
+RUN, SAMPLES, RESULTS = "run.json", "samples.jsonl", "results.json"
 
 Key = tuple[str, Any, int]
 """(task, doc_id, repeat): what identifies a sample."""
@@ -61,49 +58,62 @@ class RunFolder:
     Args:
         path: made if missing.
         settings: what must be equal for samples to share the folder; a JSON object.
+        asked: the samples that the run asks for; None takes any with the right types.
 
     Raises:
-        ResetError: not a run's folder, another writer, other settings (named), a damaged file, no room.
+        ResetError: not a run's folder, another writer, other settings (named), a damaged file or a sample that is
+            none of this run's (file and line), no room.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]):
+    def __init__(self, path: Path, settings: dict[str, Any], asked: Asked | None = None):
         self.path = Path(path)
         self.settings = json.loads(json.dumps(settings))
-        self._lock: int | None = _lock(self.path)
+        self.samples: dict[Key, dict[str, Any]] = {}
+        self._asked = asked
         self._out: int | None = None
+        self._begun = False
+        self._read_header()
+        self._claim = Claim(self.path)
         try:
             self.header = self._read_header()
             if self.header is not None:
                 self.check("settings", self.settings)
-            self.samples: dict[Key, dict[str, Any]] = {}
             self._load_samples()
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
 
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.close(failed=kind is not None)
 
-    def close(self) -> None:
-        """Release the file and the lock."""
-        for handle in (self._out, self._lock):
-            if handle is not None:
-                os.close(handle)
-        self._out = self._lock = None
+    def close(self, *, failed: bool = False) -> None:
+        """Release the file and the lock. A run that ``failed`` without a sample on the disk is taken back."""
+        if self._out is not None:
+            os.close(self._out)
+            self._out = None
+        if failed and self._begun and not (self.path / SAMPLES).exists():
+            with contextlib.suppress(OSError):
+                (self.path / RUN).unlink()
+        self._claim.release(undo=not (self.path / RUN).exists())
 
     def _read_header(self) -> dict[str, Any] | None:
-        if not (self.path / RUN).exists():
-            strangers = [p.name for p in self.path.iterdir() if p.name != LOCK and not p.name.startswith(".tmp-")]
-            if strangers:
-                raise ResetError(
-                    f"output directory {self.path} is not empty and holds no {RUN}; choose another with -o"
-                )
+        """``run.json``, None in a folder that is missing or empty; writes nothing."""
+        try:
+            begun = (self.path / RUN).exists()
+            found = [p.name for p in self.path.iterdir()] if not begun and self.path.is_dir() else []
+        except OSError as exc:
+            raise ResetError(f"cannot read {self.path}: {exc.strerror or exc}; choose another with -o") from exc
+        if any(name != LOCK and not name.startswith(".tmp-") for name in found):
+            raise ResetError(f"output directory {self.path} is not empty and holds no {RUN}; choose another with -o")
+        if not begun:
             return None
         header = read_json(self.path / RUN)
-        if not isinstance(header, dict) or not isinstance(header.get("settings"), dict):
+        sections = ("settings", "engine", "conditions")
+        whole = isinstance(header, dict) and all(isinstance(header.get(key, {}), dict) for key in sections)
+        if not whole or header.get("run") != 1 or "settings" not in header:
             raise ResetError(f"{self.path / RUN} is not the record of a run; choose another directory with -o")
         return header
 
@@ -123,6 +133,7 @@ class RunFolder:
     def begin(self, header: dict[str, Any]) -> None:
         """Write ``run.json``: ``header`` with the settings."""
         self.header = {**header, "settings": self.settings}
+        self._begun = True
         write_json(self.path / RUN, self.header)
 
     def _load_samples(self) -> None:
@@ -130,16 +141,50 @@ class RunFolder:
         if not path.exists():
             return
         whole = 0
-        with open(path, "rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if not line.endswith(b"\n"):
-                    break
-                whole += len(line)
-                self._remember(_parse(line, path, number), f"{path}, line {number}")
-        if whole < path.stat().st_size:
-            with open(path, "rb+") as stream:
-                stream.truncate(whole)
+        for number, line in read_lines(path):
+            whole += len(line)
+            sample = parse_sample(line, path, number)
+            if self._asked is not None and (fault := self._asked.fault(sample)) is not None:
+                raise ResetError(f"{path}, line {number}: {fault}; {REMEDY}")
+            self._remember(sample, f"{path}, line {number}")
+        try:
+            if whole < path.stat().st_size:
+                with open(path, "rb+") as stream:
+                    stream.truncate(whole)
+                    os.fsync(stream.fileno())
+        except OSError as exc:
+            raise ResetError(f"cannot write {path}: {exc.strerror or exc}; choose another folder with -o") from exc
+
+    @property
+    def failed(self) -> int:
+        """Samples lost to logits that are not finite."""
+        return sum(sample["finish_reason"] == "error" for sample in self.samples.values())
+
+    def forget_failed(self) -> None:
+        """Take failed samples out of the file, in one step, and with them the results: they are to be made again.
+
+        Raises:
+            ResetError: the disk is full or failing; the file is as it was.
+        """
+        if not self.failed:
+            return
+        path, scratch = self.path / SAMPLES, self.path / f".tmp-{SAMPLES}"
+        try:
+            (self.path / RESULTS).unlink(missing_ok=True)
+            with open(scratch, "wb") as stream:
+                for number, line in read_lines(path):
+                    if parse_sample(line, path, number)["finish_reason"] != "error":
+                        stream.write(line)
+                stream.flush()
                 os.fsync(stream.fileno())
+            os.replace(scratch, path)
+        except OSError as exc:
+            raise ResetError(
+                f"cannot write {path}: {exc.strerror or exc}; free space, and the same command goes on"
+            ) from exc
+        finally:
+            scratch.unlink(missing_ok=True)
+        self.samples = {key: s for key, s in self.samples.items() if s["finish_reason"] != "error"}
 
     def _remember(self, sample: dict[str, Any], where: str) -> None:
         key = (sample["task"], sample["doc_id"], sample["repeat"])
@@ -178,9 +223,21 @@ class RunFolder:
         found = [sample for key, sample in self.samples.items() if key[0] == task]
         return sorted(found, key=lambda s: (str(s["doc_id"]), s["repeat"]))
 
-    def results(self) -> dict[str, Any] | None:
-        """``results.json``, or None while the run is not finished."""
-        return read_json(self.path / RESULTS) if (self.path / RESULTS).exists() else None
+    def results(self) -> Any:
+        """What ``results.json`` holds; None if it is missing or no JSON, for it can be made again from the samples.
+
+        Raises:
+            ResetError: it is no file.
+        """
+        path = self.path / RESULTS
+        if not path.exists():
+            return None
+        if not path.is_file():
+            raise ResetError(f"{path} is not a file; remove it or choose another -o")
+        try:
+            return read_json(path)
+        except ResetError:
+            return None
 
     def finish(self, results: dict[str, Any]) -> None:
         """Write ``results.json``."""
@@ -195,37 +252,5 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
     """
     path = Path(path)
     path = path / SAMPLES if path.is_dir() else path
-    try:
-        with open(path, "rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.endswith(b"\n"):
-                    yield _parse(line, path, number)
-    except OSError as exc:
-        raise ResetError(f"cannot read {path}: {exc.strerror or exc}") from exc
-
-
-def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        sample = json.loads(line)
-    except ValueError as exc:
-        raise ResetError(f"{path}, line {number} is not JSON ({exc}); restore the file or choose another -o") from exc
-    if not isinstance(sample, dict) or set(sample) != set(SAMPLE_KEYS):
-        raise ResetError(f"{path}, line {number} is not a sample of a run; restore the file or choose another -o")
-    return sample
-
-
-def _lock(path: Path) -> int:
-    """Make ``path`` and take its lock; the descriptor holds it."""
-    if path.exists() and not path.is_dir():
-        raise ResetError(f"output {path} is a file; choose another name with -o")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as exc:
-        raise ResetError(f"cannot write {path}: {exc.strerror or exc}; choose another folder with -o") from exc
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(handle)
-        raise ResetError(f"run {path} is being written by another process; wait for it, or choose another -o") from exc
-    return handle
+    for number, line in read_lines(path):
+        yield parse_sample(line, path, number)
