@@ -75,3 +75,13 @@ def test_quantize_remembers_and_names_its_output_after_the_model(tiny_model_dir,
     report = quantize(source, calib_samples=1, calib_length=32, device="cpu")
     assert report["path"] == str(own_folder / "tiny-nvfp4")
     assert resolve_checkpoint().path == own_folder / "tiny-nvfp4"
+
+
+def test_whether_another_is_remembered(tiny_checkpoint, own_folder, tmp_path):
+    from resetcli.quantization.last import remember_last, remembers_another
+
+    assert not remembers_another(tiny_checkpoint)
+    remember_last(tiny_checkpoint)
+    assert not remembers_another(tiny_checkpoint) and remembers_another(own_folder / "demo")
+    remember_last(own_folder / "gone")
+    assert not remembers_another(tiny_checkpoint)

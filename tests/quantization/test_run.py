@@ -245,6 +245,16 @@ def test_output_not_empty(tiny_model_dir, tmp_path):
     assert (tmp_path / "o" / "mine").read_text() == "x"
 
 
+def test_replacing_a_calibrated_checkpoint_is_told(tiny_model_dir, tmp_path):
+    reporter = CollectingReporter()
+    for calibrated in (False, True):
+        if calibrated:
+            (tmp_path / "o" / "reset_config.json").write_text("{}")
+        quantize(source_of(tiny_model_dir), tmp_path / "o", overwrite=True, reporter=reporter, **SMALL)
+        told = [warning for warning in reporter.warnings if "calibration of the checkpoint" in warning]
+        assert len(told) == calibrated and not (tmp_path / "o" / "reset_config.json").exists()
+
+
 def test_already_nvfp4(made, tmp_path):
     refused(made[0], tmp_path / "o", "NVFP4 checkpoint already")
 

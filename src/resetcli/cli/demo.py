@@ -87,12 +87,15 @@ def _quantize(out: Output, folder: Path, device: str | None, seed: int) -> tuple
     from resetcli.cli.quantize import render
     from resetcli.models.embedded import EMBEDDED_NAME, embedded_model_dir
     from resetcli.models.resolve import ModelSource
+    from resetcli.quantization.last import remembers_another
     from resetcli.quantization.run import quantize
 
     _title(out, "reset quantize: BF16 to NVFP4")
     source = ModelSource(embedded_model_dir(out.reporter), EMBEDDED_NAME, "the embedded model")
     path = folder / f"{EMBEDDED_NAME}-nvfp4"
-    report = quantize(source, path, device=device, seed=seed, reporter=out.reporter)
+    # A checkpoint made in earnest stays the one that commands take when none is named.
+    remember = not remembers_another(path)
+    report = quantize(source, path, device=device, seed=seed, remember=remember, reporter=out.reporter)
     if not out.json:
         out.write(render(report) + "\n")
     return path, report
@@ -171,8 +174,9 @@ def _summary(document: dict[str, Any]) -> str:
             table(("policy", "n", "k", "avg@k", "95 % interval", "truncated", "tokens", "tokens/s"), rows),
             "",
             f"tau_0     {document['calibrate']['tau_0']:.4f} nats",
-            f"decoding  {generated['tokens_per_s']:.1f} tokens/s for one request",
+            f"decoding  {generated['tokens_per_s']:.1f} tokens/s for one request alone; the table's are of 8 at a time",
             "scores    " + ", ".join(f"{row[0]} {row[3]} ({row[4]})" for row in rows),
+            f"          {rows[0][1]} simple problems: where intervals overlap, no ranking follows",
             f"time      {document['seconds']:.0f} s, everything in {document['folder']}",
             "",
             'Next: reset generate -p "What is 17 * 23?"   reset inspect   reset eval --tasks own',

@@ -34,6 +34,15 @@ def remember_last(path: Path) -> None:
     write_text(Path.cwd() / LAST, f"{Path(path).absolute()}\n")
 
 
+def remembers_another(path: Path) -> bool:
+    """Whether ``.reset/last`` names a checkpoint that is still there and is not ``path``."""
+    note = Path.cwd() / LAST
+    if not note.is_file():
+        return False
+    named = Path(note.read_text().strip())
+    return named.is_dir() and named != Path(path).absolute()
+
+
 def resolve_checkpoint(spec: str | None = None, *, reporter: Reporter | None = None) -> CheckpointSource:
     """The checkpoint that ``spec`` names (directory, GGUF file or hub id), or the fall-backs when it is None.
 

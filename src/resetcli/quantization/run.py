@@ -97,6 +97,7 @@ def quantize(
     samples = _positive("--calib-samples", calib_samples, 32 if on_gpu else 8, 1)
     length = _positive("--calib-length", calib_length, 512 if on_gpu else 256, 16)
     check_output(output, overwrite=overwrite)
+    calibrated = (output / "reset_config.json").is_file()
     preflight.refuse_nvfp4(source.path)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(where)
@@ -132,6 +133,8 @@ def quantize(
             "memory": _memory(where, plan),
         }
         write_json(scratch / REPORT, report)
+    if calibrated:
+        reporter.warn(f"the calibration of the checkpoint that was replaced is gone; run reset calibrate {output}")
     if remember:
         remember_last(output)
     return {"path": str(output), **report}
