@@ -1,8 +1,8 @@
 // NVFP4 products for few tokens on Hopper (sm_90a): Y[M, N] = alpha * X[M, K] W[N, K]^T, W4A4, M = 1 to 8.
 //
-// What binds it. 4-bit weights arrive at 9/16 byte each; at the rate at which an H200 reads memory an SM must take in
-// about 32 weights a clock, so one warp instruction may be spent on 8 weights of a lane, and a lane that decodes to
-// fp16 and scales before the product is over that budget in the integer pipe. What this does about it:
+// What binds it. At the rate at which an H200 reads memory an SM takes in about 32 weights of 9/16 byte a clock, so a
+// scheduler has 32 issue slots for every 8 weights of each lane of a warp, and integer instructions take two each.
+// Decoding to fp16 and scaling before the product fills them. What this does about it:
 //   - E2M1 becomes E4M3 by bit moves (5 instructions for 8 codes), and fp8 wgmma multiplies 64 rows by 32 columns of K
 //     for all tokens at once. Products of E2M1 codes and their sums over a block of 16 are exact in its accumulators.
 //   - The scales of a block are applied to its sum, not to its 16 weights. A k = 32 wgmma holds two blocks; their sums
@@ -14,11 +14,11 @@
 //   - Activations are copied before the weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more.
 // A cluster of CTAs takes some whole tiles of 64 rows. Each CTA takes one slice of K of all of them, so that it needs
 // only a slice of the activations, and each of its warpgroups some of the tiles or a slice of that slice, so that none
-// waits for another before the end. The parts of a tile meet in the shared memory of one CTA of the cluster (st.async), which adds them in a
-// fixed order: results do not vary. (Runs of chunks over the whole grid with parts through global memory were 1 to 2 us slower.)
+// waits for another before the end. The parts of a tile meet in the shared memory of one CTA of the cluster (st.async),
+// which adds them in a fixed order: results do not vary. (Equal runs of chunks over the whole grid, with parts through
+// global memory, were slower.)
 //
-// What was traded: a layout of its own (a model that also runs other kernels on a layer keeps two copies), M <= 8,
-// N padded to 64 and K to 128 with zeros.
+// What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
 //
 // Compile-time: GROUPS warpgroups a CTA, STAGES of the ring, SPREAD 0 for M <= 4 and 1 for M <= 8.
 #include "nvfp4.cuh"
