@@ -66,6 +66,6 @@ def test_a_broken_old_file_is_replaced_with_a_warning(tmp_path: Path, result: Ca
 
 
 def test_values_out_of_range_write_nothing(tmp_path: Path, result: CalibrationResult) -> None:
-    with pytest.raises(ResetError, match="t_low"):
+    with pytest.raises(ResetError, match="--t-low 1.5 must not be above --t-high 1"):
         save_calibration(result, tmp_path, t_low=1.5, t_high=1.0)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,8 @@ from typing import Any
 from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.reporting import Reporter
 from resetcli.calibration.tau0 import CalibrationResult
-from resetcli.policy.config import ResetConfig, load_config, paper_values, save_config
+from resetcli.policy import limits
+from resetcli.policy.config import FILE_NAME, ResetConfig, load_config, paper_values, save_config
 from resetcli.policy.settings import PolicySettings
 
 
@@ -37,6 +38,41 @@ def config_directory(path: Path, *, nvfp4: bool, output: Path | None) -> Path:
     return target
 
 
+def earlier_config(directory: Path, reporter: Reporter | None = None) -> ResetConfig | None:
+    """The ``reset_config.json`` that ``save_calibration`` would go on from; None, with a warning, if unusable."""
+    try:
+        return load_config(directory)
+    except ResetError as exc:
+        (reporter or Reporter()).warn(f"replacing a reset_config.json that cannot be used: {exc}")
+        return None
+
+
+def stored_temperatures(
+    old: ResetConfig | None, model: str, *, t_low: float | None, t_high: float | None, keep_tasks: bool = True
+) -> tuple[float, float]:
+    """(T_low, T_high) as ``save_calibration`` will write them; call before generating.
+
+    ``keep_tasks``: an older ``t_low_by_task`` may be kept.
+
+    Raises:
+        UsageError: a T_low above T_high, wherever each comes from.
+    """
+    paper, defaults = paper_values(model), PolicySettings()
+    low, low_from = t_low, ""
+    if low is None and old is not None:
+        low, low_from = old.t_low, f" ({FILE_NAME})"
+    elif low is None:
+        low, low_from = (paper[1], " (the paper's)") if paper else (defaults.t_low, " (default)")
+    high, high_from = t_high, ""
+    if high is None:
+        high, high_from = (old.t_high, f" ({FILE_NAME})") if old is not None else (defaults.t_high, " (default)")
+    assert low is not None
+    limits.check_order(f"--t-low{low_from}", low, f"--t-high{high_from}", high)
+    for task, value in (old.t_low_by_task if old is not None and keep_tasks else {}).items():
+        limits.check_order(f"t_low_by_task.{task} ({FILE_NAME})", value, f"--t-high{high_from}", high)
+    return low, high
+
+
 def save_calibration(
     result: CalibrationResult,
     directory: Path,
@@ -61,23 +97,16 @@ def save_calibration(
         UsageError: a value out of range.
         ResetError: the file cannot be written.
     """
-    try:
-        old = load_config(directory)
-    except ResetError as exc:
-        (reporter or Reporter()).warn(f"replacing a reset_config.json that cannot be used: {exc}")
-        old = None
-    paper = paper_values(result.info.model)
-    defaults = PolicySettings()
-    if t_low is None:
-        t_low = old.t_low if old else (paper[1] if paper else defaults.t_low)
+    old = earlier_config(directory, reporter)
     if t_low_by_task is None and old and old.tau_0 == result.tau_0:
         t_low_by_task = old.t_low_by_task
-    base = old or defaults
+    base = old or PolicySettings()
+    low, high = stored_temperatures(old, result.info.model, t_low=t_low, t_high=t_high, keep_tasks=False)
     config = ResetConfig(
         policy="reset",
         tau_0=result.tau_0,
-        t_low=t_low,
-        t_high=base.t_high if t_high is None else t_high,
+        t_low=low,
+        t_high=high,
         window=base.window if window is None else window,
         top_p=base.top_p if top_p is None else top_p,
         t_low_by_task=t_low_by_task or {},

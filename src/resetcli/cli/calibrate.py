@@ -78,7 +78,7 @@ def calibrate(
     runs = EngineChoice(engine, device, dtype, batch_size, batch_invariant, activations, trust_remote_code)
     from resetcli.calibration import tau0
     from resetcli.calibration.compare import compare_entropies, render_comparison
-    from resetcli.calibration.record import config_directory, save_calibration
+    from resetcli.calibration.record import config_directory, earlier_config, save_calibration, stored_temperatures
     from resetcli.calibration.t_low import held_out, parse_t_lows
     from resetcli.calibration.t_low import select_t_low as select_best
     from resetcli.data.problems import load_calibration_problems
@@ -104,14 +104,15 @@ def calibrate(
     model = load(checkpoint, reporter)
     target = config_directory(model.path, nvfp4=model.nvfp4, output=output)
     picked = picked or chosen(count, model.embedded)
+    old = earlier_config(target)
+    chosen_low = max(candidates) if candidates is not None and tasks is None else t_low
+    _, high = stored_temperatures(old, model.name, t_low=chosen_low, t_high=t_high, keep_tasks=candidates is None)
     # Before a model is loaded: too few held-out problems or a T_low above T_high must not show after hours of answers.
     trials = None
     if candidates is not None:
         trials = held_out(lambda n: chosen(n, model.embedded, Reporter()), picked.ids, select_problems)
-        old = model.config if output is None else None
         policy = PolicySettings(
-            tau_0=1.0, t_low=max(candidates),
-            t_high=t_high if t_high is not None else old.t_high if old else PolicySettings.t_high,
+            tau_0=1.0, t_low=max(candidates), t_high=high,
             window=window or (old.window if old else PolicySettings.window),
             top_p=top_p or (old.top_p if old else PolicySettings.top_p),
         )  # fmt: skip
