@@ -92,9 +92,13 @@ def bench_kernels(
     ms, wanted = parse_ms(m), parse_shapes(shapes)
     if (tune_seconds is not None or tune_output is not None or tune_families is not None) and not tune:
         raise UsageError("--tune-seconds, --tune-output and --tune-families go with --tune")
-    for path, option in ((output, "-o"), (tune_output, "--tune-output"), (plot, "--plot")):
+    for path, option, kind in (
+        (output, "-o", "a bench document"),
+        (tune_output, "--tune-output", "a table of kernels"),
+        (plot, "--plot", None),
+    ):
         if path is not None:
-            check_writable_file(path, option)
+            check_writable_file(path, option, kind)
     import torch
 
     from resetcli.base.files import write_json

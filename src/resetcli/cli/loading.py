@@ -6,6 +6,7 @@ at before a checkpoint is resolved, because resolving may convert and quantize t
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resetcli.base.errors import ResetError, UsageError, unknown_name
+from resetcli.base.files import shortened
 from resetcli.base.reporting import Reporter
 from resetcli.policy.config import FILE_NAME, ResetConfig, load_config
 from resetcli.policy.settings import PolicySettings, resolve_settings
@@ -145,16 +147,47 @@ class EngineChoice:
         return {k: v for k, v in vars(self).items() if k not in ("batch_size", "trust_remote_code")}
 
 
-def check_writable_file(path: Path, option: str) -> None:
-    """Refuse a file that could not be written at the end, before the work begins.
+DOCUMENTS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "a trace": lambda first_line: "trace" in first_line and "policy" in first_line,
+    "a bench document": lambda value: value.get("bench") == "kernels",
+    "a table of kernels": lambda value: {"format", "device", "entries"} <= set(value),
+}
+"""What a command writes over: only an earlier document of the same kind."""
+
+_LARGEST = 1 << 28
+
+
+def check_writable_file(path: Path, option: str, kind: str | None = None) -> None:
+    """Refuse a file that could not be written at the end, or must not be, before the work begins.
+
+    ``kind``: the key in ``DOCUMENTS`` of what will be written; a file there that is another thing is refused, as
+    `--trace model.safetensors` is a slip that costs a model. None: whatever is there may go.
 
     Raises:
-        UsageError: it is a folder.
+        UsageError: it is a folder, or holds something else than ``kind``.
         ResetError: its folder cannot be written.
     """
     path = path.expanduser().absolute()
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; name a file")
-    above = next(folder for folder in path.parents if folder.exists())
-    if not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
-        raise ResetError(f"{option} {path} cannot be written; choose another file")
+    try:
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; name a file")
+        path.exists()  # raises for a name that is too long
+        above = next(folder for folder in path.parents if folder.exists())
+        if not above.is_dir() or not os.access(path if path.exists() else above, os.W_OK):
+            raise ResetError(f"{option} {path} cannot be written; choose another file")
+        if kind is not None and path.is_file() and path.stat().st_size and not _holds(path, kind):
+            raise UsageError(f"{option} {path} is there already and is not {kind}; choose another file, or delete it")
+    except OSError as exc:
+        raise ResetError(
+            f"{option} {shortened(path)} cannot be written: {exc.strerror or exc}; choose another file"
+        ) from exc
+
+
+def _holds(path: Path, kind: str) -> bool:
+    with open(path, "rb") as stream:
+        text = stream.readline(_LARGEST) if kind == "a trace" else stream.read(_LARGEST)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and DOCUMENTS[kind](value)
