@@ -25,7 +25,7 @@ class Ran:
 
 def command(*args: object) -> list[str]:
     """The command line of this very installation."""
-    return [sys.executable, "-m", "resetcli", *map(str, args)]
+    return [sys.executable, "-m", "resetcli", *(os.fsdecode(a) if isinstance(a, bytes) else str(a) for a in args)]
 
 
 def environment(**more: str) -> dict[str, str]:

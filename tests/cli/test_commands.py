@@ -103,6 +103,41 @@ def test_inspect(reset, own_checkpoint) -> None:
     assert not CONTROL.search(shown.out + shown.err)
 
 
+BROKEN = {
+    "hidden_size of letters": ("config.json", {"hidden_size": "abc"}, "config.json: .*hidden_size"),
+    "a negative hidden_size": ("config.json", {"hidden_size": -64}, "config.json: .*negative"),
+    "no heads": ("config.json", {"num_attention_heads": 0}, "config.json: .*zero"),
+    "architectures of another type": ("config.json", {"architectures": 3}, "architectures in its config.json"),
+    "blocks of letters": (
+        "config.json",
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": "abc"}},
+        "description of its quantization is broken .*'abc'.*config.json",
+    ),
+    "an expression that is none": (
+        "config.json",
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["re:("]}},
+        "description of its quantization is broken .*config.json",
+    ),
+    "an empty tokenizer": ("tokenizer.json", {}, "has no usable tokenizer: "),
+    "a list of generation settings": ("generation_config.json", [], "generation_config.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_files_of_a_model_are_named(what, tiny_checkpoint, tmp_path, monkeypatch, capfd) -> None:
+    from resetcli.cli.main import main
+
+    name, change, message = BROKEN[what]
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "b-nvfp4")
+    whole = json.loads((model / name).read_text()) | change if name == "config.json" else change
+    (model / name).write_text(json.dumps(whole))
+    monkeypatch.chdir(tmp_path)
+    assert main(["generate", str(model), "-p", "x", "--max-new-tokens", "2", "--quiet", "--tau0", "1"]) == 1
+    out, err = capfd.readouterr()
+    assert out == "" and re.fullmatch(rf"error: [^\n]*{message}[^\n]*\n", err)
+    assert "b-nvfp4" in err and "--debug" not in err
+
+
 def test_calibrate_writes_the_configuration(reset, tiny_checkpoint, tiny_model_dir, tmp_path) -> None:
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "c-nvfp4")
     (tmp_path / "p.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n{"problem": "2 + 2?", "answer": "4"}\n')
@@ -134,7 +169,11 @@ def test_calibrate_selects_t_low(reset, tiny_checkpoint, tmp_path) -> None:
     args = ("calibrate", checkpoint, "--problems", "p.jsonl", "--max-new-tokens", 8, "--repeats", 2)
     for wrong, code, message in (
         (("--select-t-low", "0.1,0.3"), 1, "needs 8 held-out problems with answers beside the 5 of tau_0"),
-        (("--select-t-low", "0.1,1.3", "--select-problems", 1), 2, "--t-low 1.3 must not be above --t-high 1"),
+        (
+            ("--select-t-low", "0.1,1.3", "--select-problems", 1),
+            2,
+            "--t-low 1.3 must not be above --t-high (default) 1",
+        ),
     ):
         ran = reset(*args, *wrong, "--quiet")
         assert ran.code == code and message in ran.error and ran.err == ran.error + "\n"
@@ -157,6 +196,25 @@ def test_calibrate_selects_t_low(reset, tiny_checkpoint, tmp_path) -> None:
     assert shown.code == 0 and f"T_low {selection['t_low']:g} for gpqa" in shown.out
     saved = json.loads((checkpoint / "reset_config.json").read_text())
     assert saved["t_low_by_task"] == {"gpqa": selection["t_low"]}
+
+
+def test_calibrate_refuses_t_low_above_t_high_before_any_answer(reset, tiny_checkpoint, tmp_path) -> None:
+    """Whatever each of them comes from: an option, the file that is there, the default."""
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "t-nvfp4")
+    (tmp_path / "p.jsonl").write_text('{"problem": "1 + 1?"}\n')
+    args = ("calibrate", checkpoint, "--problems", "p.jsonl", "--max-new-tokens", 4, "--quiet")
+    ran = reset(*args, "--t-low", 2)
+    assert ran.code == 2 and ran.err == "error: --t-low 2 must not be above --t-high (default) 1\n"
+    old = {"format": 1, "tau_0": 0.5, "t_low": 0.5, "t_high": 0.8, "t_low_by_task": {"own": 0.7}}
+    (checkpoint / "reset_config.json").write_text(json.dumps(old))
+    for wrong, message in (
+        (("--t-low", 0.9), "--t-low 0.9 must not be above --t-high (reset_config.json) 0.8"),
+        (("--t-high", 0.3), "--t-low (reset_config.json) 0.5 must not be above --t-high 0.3"),
+        (("--t-high", 0.6), "t_low_by_task.own (reset_config.json) 0.7 must not be above --t-high 0.6"),
+    ):
+        ran = reset(*args, *wrong)
+        assert ran.code == 2 and ran.err == f"error: {message}\n"
+    assert json.loads((checkpoint / "reset_config.json").read_text()) == old
 
 
 def test_calibrate_never_writes_into_a_bf16_model(reset, tiny_model_dir, tmp_path) -> None:
@@ -199,6 +257,50 @@ def test_bench_document_and_table(reset, tmp_path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text()) == found
     shown = reset(*args)
     assert shown.code == 0 and "64x64" in shown.out and not CONTROL.search(shown.out + shown.err)
+
+
+def test_files_of_another_kind_are_not_written_over(reset, own_checkpoint, tmp_path) -> None:
+    """A model file named by mistake stays; an earlier trace or bench document, or an empty file, may go."""
+    model = shutil.copytree(own_checkpoint, tmp_path / "m-nvfp4")
+    weights = (model / "model.safetensors").read_bytes()
+    (tmp_path / "p.txt").write_text("Two plus three?")
+    bench = ("bench-kernels", "--M", 1, "--shapes", "64x64", "--seconds", 0)
+    trace = ("generate", model, "-f", "p.txt", "--max-new-tokens", 3, "--quiet")
+    for args, option, name, kind in (
+        (trace, "--trace", model / "model.safetensors", "a trace"),
+        (trace, "--trace", model / "config.json", "a trace"),
+        (trace, "--trace", tmp_path / "p.txt", "a trace"),
+        (bench, "-o", model / "config.json", "a bench document"),
+        (bench, "-o", model / "model.safetensors", "a bench document"),
+        ((*bench, "--tune"), "--tune-output", model / "config.json", "a table of kernels"),
+    ):
+        before = name.read_bytes()
+        ran = reset(*args, option, name)
+        assert ran.code == 2 and ran.out == ""
+        assert (
+            ran.err == f"error: {option} {name} is there already and is not {kind}; choose another file, or delete it\n"
+        )
+        assert name.read_bytes() == before
+    long = reset(*trace, "--trace", "a" * 300)
+    assert long.code == 1 and "cannot be written: File name too long" in long.error and len(long.err) < 300
+    (tmp_path / "t.jsonl").touch()
+    for _ in range(2):
+        assert reset(*trace, "--trace", "t.jsonl").code == 0
+        assert reset(*bench, "-o", "b.json").code == 0
+    assert json.loads((tmp_path / "b.json").read_text())["bench"] == "kernels"
+    assert (model / "model.safetensors").read_bytes() == weights
+
+
+def test_quantize_through_a_link(reset, tiny_model_dir, tmp_path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    (tmp_path / "gone").symlink_to("nowhere")
+    args = ("quantize", tiny_model_dir, "--quiet", "--calib-samples", 1, "--calib-length", 32, "-o")
+    refused = reset(*args, "gone")
+    assert refused.code == 1 and "is a link to nowhere, which is not there" in refused.error
+    assert reset(*args, "out").code == 0
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "disk" / "config.json").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".reset", "disk", "gone", "out"]
 
 
 def test_quantize_the_chain_and_last(reset, tiny_model_dir, tmp_path) -> None:

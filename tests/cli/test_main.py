@@ -98,6 +98,8 @@ def test_option_names_and_an_example(reset, name) -> None:
         (["generate", "-p", "x", "--top-p", "0"], "--top-p"),
         (["generate", "-p", "x", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["generate", "-p", "x", "--trace", "."], "is a folder"),
+        (["generate", "-p", b"a\xff"], "-p is not UTF-8 (character 1); convert it"),
+        (["generate", "-p", "x", "--stop", "y", "--stop", b"\xff"], "--stop is not UTF-8"),
         (["quantize", "--recipe", "rnt"], "unknown recipe 'rnt': did you mean rtn"),
         (["quantize", "--seed", "-1"], "--seed"),
         (["calibrate", "--problems", "0"], "--problems must be at least 1"),
@@ -122,6 +124,9 @@ def test_usage_errors_are_one_line(reset, tmp_path, args, message) -> None:
     ("args", "env", "message"),
     [
         (["inspect", "nowhere/at/all"], {}, "does not exist"),
+        (["inspect", "a" * 300], {}, "cannot exist: File name too long"),
+        (["quantize", "-o", "a" * 300], {}, "cannot be used: File name too long"),
+        (["generate", "-p", "x", "--config", "a" * 300], {}, "a/reset_config.json: File name too long"),
         (["inspect", "."], {}, "is not a model: it has no config.json"),
         (["inspect"], {"RESET_CHECKPOINT": "gone"}, "RESET_CHECKPOINT names nothing usable"),
         (["quantize"], {"RESET_MODEL": "gone"}, "RESET_MODEL"),

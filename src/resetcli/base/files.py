@@ -74,7 +74,7 @@ def read_json(path: Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as exc:
         raise ResetError(f"cannot read {path}: {exc.strerror or exc}") from exc
-    except (ValueError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise ResetError(f"{path} is not valid JSON ({exc}); restore or delete it") from exc
 
 

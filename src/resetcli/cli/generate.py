@@ -80,11 +80,13 @@ def generate(
       echo "What is 17 * 23?" | reset generate --trace trace.jsonl
       reset generate -p "What is 17 * 23?" --policy fixed --temperature 0.6 --json
     """
+    for option, given in (("-p", prompt), ("--system", system), *(("--stop", one) for one in stop or ())):
+        _check_utf8(option, given)
     text = _prompt(prompt, prompt_file, json)
     if text is None and trace is not None:
         raise UsageError("--trace needs one prompt; give -p, a file or standard input")
     if trace is not None:
-        check_writable_file(trace, "--trace")
+        check_writable_file(trace, "--trace", "a trace")
     out = Output(json=json, quiet=quiet, debug=debug)
     choice = PolicyOptions(
         policy, estimator, tau0, t_low, t_high, window, temperature, top_p, top_k, min_p, config
@@ -110,6 +112,14 @@ def generate(
                 out.result(document, "")
     finally:
         opened.close()
+
+
+def _check_utf8(option: str, text: str | None) -> None:
+    """Raises UsageError if ``text`` came from bytes that are not UTF-8; Python holds those as lone surrogates."""
+    try:
+        (text or "").encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{option} is not UTF-8 (character {exc.start}); convert it") from exc
 
 
 def _prompt(prompt: str | None, file: Path | None, json: bool) -> str | None:

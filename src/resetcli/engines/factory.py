@@ -119,8 +119,10 @@ def _load(options: EngineOptions, device, dtype, dtype_name: str, invariant: boo
         )
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, local_files_only=True)
-        except (OSError, ValueError) as exc:
-            raise ResetError(f"{path} has no usable tokenizer: {str(exc).splitlines()[0]}") from exc
+        except Exception as exc:  # tokenizers raises a bare Exception for a file it cannot make sense of
+            reason = (str(exc).strip().splitlines() or [""])[0][:300]
+            named = reason if isinstance(exc, OSError | ValueError) else f"{type(exc).__name__} {reason}"
+            raise ResetError(f"{path} has no usable tokenizer: {named}; copy its tokenizer files there") from exc
         # Read off the layers: a weight-only checkpoint is W4A16 whatever was asked for.
         modes = {layer.activations for layer in model.modules() if isinstance(layer, NVFP4Linear)}
         activations = ", ".join(sorted(modes)) or None

@@ -7,6 +7,7 @@ GGUF. Pickled weights are never fetched nor accepted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resetcli.base.errors import ResetError
+from resetcli.base.files import shortened
 from resetcli.base.reporting import Reporter
 from resetcli.models.embedded import EMBEDDED_NAME, embedded_model_dir
 from resetcli.models.gguf import convert_gguf
@@ -60,10 +62,12 @@ def check_model_dir(path: Path) -> None:
         raise ResetError(f"{path} is not a model: it has no config.json; {hint}")
     try:
         kind = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise ResetError(f"{path} is not a model: its config.json cannot be read ({exc}); restore it") from exc
     if not isinstance(kind, dict) or not (kind.get("model_type") or kind.get("architectures")):
         raise ResetError(f"{path} is not a model: its config.json names no model_type; restore it")
+    if not isinstance(kind.get("architectures") or [], list):
+        raise ResetError(f"{path} is not a model: architectures in its config.json is not a list; restore it")
     if not any(path.glob("*.safetensors")):
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth"))
         what = "only pickled weights, which are never loaded; convert them" if pickled else "no weights; copy them in"
@@ -73,6 +77,11 @@ def check_model_dir(path: Path) -> None:
 def _named(spec: str, why: str, reporter: Reporter) -> ModelSource:
     label = "" if why == "as given" else f" ({why})"
     path = Path(spec).expanduser()
+    try:
+        path.stat()
+    except OSError as exc:
+        if exc.errno == errno.ENAMETOOLONG:
+            raise ResetError(f"model {shortened(spec)}{label} cannot exist: {exc.strerror}; name another") from exc
     if path.is_dir():
         path = path.absolute()
         check_model_dir(path)

@@ -173,8 +173,9 @@ def _generation_config(path: Path, model: Any) -> Any:
         return GenerationConfig.from_model_config(model.config)
     try:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as exc:
-        raise ResetError(f"{path / 'generation_config.json'} cannot be read: {str(exc).splitlines()[0]}") from exc
+    except (OSError, ValueError, TypeError, AttributeError) as exc:
+        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
+        raise ResetError(f"{path / 'generation_config.json'} cannot be read: {reason}; restore or delete it") from exc
 
 
 def _load_plain(path: Path, device: torch.device | str, dtype: torch.dtype | None, trust_remote_code: bool) -> Any:
@@ -193,8 +194,8 @@ def _load_plain(path: Path, device: torch.device | str, dtype: torch.dtype | Non
                 use_safetensors=True, output_loading_info=True,
             )  # fmt: skip
             model, info = loaded
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError) as exc:
-        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
+    except Exception as exc:  # a config that makes no sense fails anywhere in the model's code, in any way
+        reason = " ".join(str(exc).split())[:300] or type(exc).__name__
         if "trust_remote_code" in str(exc):
             reason = "it needs the code in its own directory, which runs only if you pass --trust-remote-code"
         raise ResetError(f"{path} cannot be loaded as a language model: {reason}") from exc

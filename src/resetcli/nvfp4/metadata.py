@@ -77,7 +77,22 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_metadata(path: Path, config: dict[str, Any]) -> Metadata | None:
-    """The quantization that ``path`` claims, None if it claims none. config.json wins over hf_quant_config.json."""
+    """The quantization that ``path`` claims, None if it claims none. config.json wins over hf_quant_config.json.
+
+    Raises:
+        ResetError: what it says of it makes no sense.
+    """
+    try:
+        found = _claimed(path, config)
+        for pattern in found.ignored if found is not None else ():
+            if pattern.startswith("re:"):
+                re.compile(pattern[3:])
+    except (ValueError, TypeError, AttributeError, re.error) as exc:
+        raise ResetError(f"{path}: the description of its quantization is broken ({exc}); restore config.json") from exc
+    return found
+
+
+def _claimed(path: Path, config: dict[str, Any]) -> Metadata | None:
     claimed = config.get("quantization_config") or config.get("compression_config")
     if isinstance(claimed, dict) and claimed:
         method = str(claimed.get("quant_method") or (MODELOPT if "quant_algo" in claimed else "unknown"))

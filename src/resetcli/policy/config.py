@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resetcli.base.errors import ResetError, UsageError
-from resetcli.base.files import read_json, write_json
+from resetcli.base.files import read_json, shortened, write_json
 from resetcli.policy import limits
 
 FILE_NAME = "reset_config.json"
@@ -123,8 +123,11 @@ def load_config(directory: Path) -> ResetConfig | None:
         ResetError: not JSON, an unknown or missing key, or a value out of range, each by name.
     """
     path = Path(directory) / FILE_NAME
-    if not path.exists():
-        return None
+    try:
+        if not path.exists():
+            return None
+    except OSError as exc:
+        raise ResetError(f"cannot read {shortened(path)}: {exc.strerror or exc}") from exc
     value = read_json(path)
     if not isinstance(value, dict):
         raise ResetError(f"{path} must hold a JSON object; run `reset calibrate` to write it anew")
