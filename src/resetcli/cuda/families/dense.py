@@ -98,9 +98,7 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, *,
     return out
 
 
-def dequantize_tiles(
-    tiles: torch.Tensor, n: int, k: int, dtype: torch.dtype, *, pdl: bool = False
-) -> torch.Tensor:
+def dequantize_tiles(tiles: torch.Tensor, n: int, k: int, dtype: torch.dtype, *, pdl: bool = False) -> torch.Tensor:
     """As ``dequantize``: [n, k] of the first n rows of a weight in layout "tiles" (``hopper.pack_tiles``)."""
     from resetcli.cuda.launch import launch, load
 
