@@ -5,7 +5,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test lint format clean
+.PHONY: help install install-dev demo test test-long lint format clean
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -58,6 +58,10 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest
+
+# Interruptions in every phase and full disks: many processes, some ten minutes.
+test-long: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from cli_process import Ran, command, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EVAL = ("--tasks", "own", "--max-new-tokens", 4, "--tau0", 1, "-o", "run")
 

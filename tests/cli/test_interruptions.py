@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from halting import interrupt
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def files(folder: Path) -> dict[str, bytes]:
