@@ -46,7 +46,7 @@ class Hopper(Family):
     def __init__(self, most: int):
         self.most = most
         self.name = self.form = f"wgmma{most}"
-        self.cost_model = (1.1, 0.0) if most == 4 else (1.28, 0.0)  # over the fastest read, as measured on an H200
+        self.cost_model = (1.1, 0.0) if most == 4 else (1.28, 0.0)  # near what an H200 showed, in reads
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if arch != "sm_90a":
