@@ -12,11 +12,13 @@
 //     cp.async: no barrier, no register held while waiting. (Reading by bulk copies took 0.8 to 1.4 us longer on an
 //     H200, whatever the size. Plain loads into registers keep too few bytes in flight.)
 //   - Activations are copied before the weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more.
-// A cluster of CTAs takes some whole tiles of 64 rows. Each CTA takes one slice of K of all of them, so that it needs
-// only a slice of the activations, and each of its warpgroups some of the tiles or a slice of that slice, so that none
-// waits for another before the end. The parts of a tile meet in the shared memory of one CTA of the cluster (st.async),
-// which adds them in a fixed order: results do not vary. (Equal runs of chunks over the whole grid, with parts through
-// global memory, were slower.)
+// A cluster of CTAs takes some units of 16 rows, what a warp multiplies at once: rows are cut that finely because whole
+// tiles of 64 leave a fifth of an H200 without work on common shapes. Each CTA takes one slice of K of all of them, so
+// that it needs only a slice of the activations, and each of its warpgroups some quads of units or a slice of that
+// slice, so that none waits for another before the end. In a last quad of fewer units some warps only lend their hand
+// to wgmma; they are others in each warpgroup, for all schedulers to get the same work. The parts of a quad meet in the shared memory of one CTA of the cluster (st.async;
+// plain stores where a CTA is alone), which adds them in a fixed order: results do not vary. (Equal runs of chunks over
+// the whole grid, with parts through global memory, were slower.)
 //
 // What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
 //
@@ -50,10 +52,14 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 DEVICE void copy16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-DEVICE void copy16_if(bool wanted, u32 to, const void* from) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(to),
-               "l"(from), "r"((u32)wanted)
-               : "memory");
+// A lane's part of a warp's chunk: two pieces of codes, and of the scales if `scales`.
+DEVICE void copy_chunk_if(bool wanted, bool scales, u32 to, const u8* from) {
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %2, 0;\nsetp.ne.u32 q, %3, 0;\n"
+      "@p cp.async.cg.shared.global [%0], [%1], 16;\n@p cp.async.cg.shared.global [%0+512], [%1+512], 16;\n"
+      "@q cp.async.cg.shared.global [%0+1024], [%1+1024], 16;\n}" ::"r"(to),
+      "l"(from), "r"((u32)wanted), "r"((u32)scales)
+      : "memory");
 }
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
@@ -62,6 +68,7 @@ DEVICE uint4 shared16(u32 a) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
   return v;
 }
+DEVICE void unpack(u32 (&to)[4], uint4 v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
 DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // to wgmma
 DEVICE float low_float(u32 pair) { return half_to_float((u16)pair); }
 DEVICE float high_float(u32 pair) { return half_to_float((u16)(pair >> 16)); }
@@ -120,6 +127,31 @@ DEVICE void multiply(float (&d)[16], const u32 (&a)[16], u64 b0, u64 b1, u64 b2,
 }
 #endif
 
+// A lane's sums of a tile to `place` in the shared memory of the cluster's CTA `owner`, whose barrier `gate` counts them.
+DEVICE void deliver(const float (&total)[SUMS], u32 place, u32 owner, u32 gate, bool shares) {
+#if SPREAD
+  const u32 v[4] = {__float_as_uint(total[0] + total[4]), __float_as_uint(total[1] + total[5]),
+                    __float_as_uint(total[2] + total[6]), __float_as_uint(total[3] + total[7])};
+#define VECTOR ".v4.b32 [%0], {%1,%2,%3,%4}"
+#define VALUES "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+#define LAST "[%5]"
+#else
+  const u32 v[2] = {__float_as_uint(total[0] + total[1]), __float_as_uint(total[2] + total[3])};
+#define VECTOR ".v2.b32 [%0], {%1,%2}"
+#define VALUES "r"(v[0]), "r"(v[1])
+#define LAST "[%3]"
+#endif
+  if (!shares) {
+    asm volatile("st.shared" VECTOR ";" ::"r"(place), VALUES : "memory");
+    return;
+  }
+  u32 to, there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(place), "r"(owner));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(gate), "r"(owner));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes" VECTOR ", " LAST ";" ::"r"(to), VALUES, "r"(there)
+               : "memory");
+}
+
 // All threads of the CTA copy `bytes`, a multiple of 16.
 DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
   for (u32 o = threadIdx.x * 16; o < bytes; o += THREADS * 16) copy16(to + o, from + o);
@@ -130,12 +162,12 @@ DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
 //          SPREAD 1: first blocks of each 32 columns, last first: [4 chunks][M][16], second blocks, first first, then
 //          scales [chunks][8 tokens][4] half2. A half2 holds the scales of two neighbouring blocks, times 1/4.
 // y        [M, N] fp16 or bf16
-// tiles    of a cluster; the last one has `last_tiles`
-// sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other tiles
+// units    of 16 rows of a cluster; the last one has `last_units`
+// sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other quads
 // share, extra  chunks of a warpgroup's slice of K; one more for the first `extra` of them, counted over the cluster
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int tiles,
-                int last_tiles, int sliced, int share, int extra, int bf16, int pdl) {
+    hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int units,
+                int last_units, int sliced, int share, int extra, int bf16, int pdl) {
 #if HAS_CLUSTER
   extern __shared__ __align__(128) u8 shared[];
   u32 rank, ranks, cluster, clusters;
@@ -143,36 +175,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
   asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
   asm("mov.u32 %0, %%nclusterid.x;" : "=r"(clusters));
-  const u32 tid = threadIdx.x, lane = tid & 31, row = lane >> 2, t = lane & 3;
+  const u32 tid = keep(threadIdx.x), lane = tid & 31, row = lane >> 2, t = lane & 3;
   const int group = __shfl_sync(~0u, tid >> 7, 0), warp = __shfl_sync(~0u, (tid >> 5) & 3, 0);
   // Slices of K are numbered through the cluster; chunk and length are this warpgroup's, x_chunk0 and x_length the CTA's.
-  const int lane_of_tiles = group / sliced, stride = GROUPS / sliced;
-  const int slice = rank * sliced + group - lane_of_tiles * sliced, parts = ranks * sliced;
+  const int first_quad = group / sliced, stride = GROUPS / sliced;
+  const int slice = rank * sliced + group - first_quad * sliced, parts = ranks * sliced;
   const int chunk = slice * share + min(slice, extra), length = share + (slice < extra);
   const int begins = rank * sliced, chunk0 = begins * share + min(begins, extra);
   const int x_length = sliced * share + max(0, min(extra - begins, sliced));
-  const int first_tile = cluster * tiles;
-  if (cluster + 1 == clusters) tiles = last_tiles;
+  const int first_unit = cluster * units;
+  if (cluster + 1 == clusters) units = last_units;
+  const int quads = (units + 3) / 4, slot = (warp - group) & 3;
 
   const u32 base = shared_address(shared);
   const u32 ring_begin = keep(base + (group * 4 + warp) * WARP_RING + lane * 16), ring_end = ring_begin + WARP_RING;
-  const u8* from = weights + (size_t)((first_tile + lane_of_tiles) * chunks + chunk) * CHUNK + warp * WARP_CHUNK + lane * 16;
-  // Requests run ahead of the products: chunk by chunk, then on to this warpgroup's next tile.
-  int left = lane_of_tiles < tiles ? ((tiles - lane_of_tiles + stride - 1) / stride) * length : 0, in_tile = length;
-  const long long to_next = (long long)(stride * chunks - length) * CHUNK;
+  const int of_quads = 4 * first_quad + slot, unit = first_unit + of_quads;
+  const u8* from = weights + (size_t)((unit >> 2) * chunks + chunk) * CHUNK + (unit & 3) * WARP_CHUNK + lane * 16;
+  // Requests run ahead of the products: chunk by chunk, then on to this warp's unit in the warpgroup's next quad.
+  int left = of_quads < units ? ((units - of_quads + 4 * stride - 1) / (4 * stride)) * length : 0, in_quad = length;
+  const u32 to_next = keep((stride * chunks - length + 1) * CHUNK);
+  const int length_kept = keep(length);
   const bool holds_scales = lane < 8;
   auto request = [&](u32 to) {
     const bool wanted = left > 0;
-    copy16_if(wanted, to, from);
-    copy16_if(wanted, to + 512, from + 512);
-    copy16_if(wanted && holds_scales, to + 1024, from + 1024);
+    copy_chunk_if(wanted, wanted && holds_scales, to, from);
     commit();
     left--;
-    from += CHUNK;
-    if (--in_tile == 0) {
-      in_tile = length;
-      from += to_next;
-    }
+    in_quad--;
+    from += in_quad == 0 ? to_next : CHUNK;
+    if (in_quad == 0) in_quad = length_kept;
   };
 #pragma unroll
   for (int s = 0; s < EARLY; s++) request(ring_begin + s * WARP_CHUNK);
@@ -196,11 +227,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   commit();
 #pragma unroll
   for (int s = EARLY; s < STAGES - 1; s++) request(ring_begin + s * WARP_CHUNK);
-  const int mine = (int)rank < tiles ? (tiles - (int)rank + (int)ranks - 1) / (int)ranks : 0;  // tiles that meet here
-  if (tid == 0) {
+  const int mine = (int)rank < quads ? (quads - (int)rank + (int)ranks - 1) / (int)ranks : 0;  // quads that meet here
+  const bool shares = ranks > 1;
+  if (shares && tid == 0) {
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(gate) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(gate), "r"(mine * parts * PART) : "memory");
   }
   // Descriptors of wgmma: low word address and stride between the two blocks, high word stride between 8 columns,
   // all in 16 bytes. SPREAD 0: a row of zeros follows each token's; the second block is taken from one row earlier.
@@ -224,50 +255,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   wait_copies<STAGES - 1 - EARLY>();
   publish();
   __syncthreads();
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  if (shares) {
+    if (tid == 0) {
+      const int met = 4 * mine - ((quads - 1) % ranks == rank ? 4 * quads - units : 0);
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(gate), "r"(met * parts * (PART / 4)) : "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
 
   u32 stage = ring_begin, before = ring_end - WARP_CHUNK;      // this lane's 16 bytes
   const u32 to_scales = keep(1024 + row * 16 - lane * 16), skipped = chunk - chunk0;
   const u32 first_scales = keep(x_scales + t * (SPREAD ? 32 : 16)) + skipped * scale_chunk, first_x = x_low + skipped * x_chunk;
-  bool alone = true;
-  for (int tile = lane_of_tiles; tile < tiles; tile += stride) {
+  bool unmet = shares;  // by the cluster's other CTAs
+  for (int quad = first_quad; quad < quads; quad += stride) {
+    const bool active = 4 * quad + slot < units;
     float total[SUMS];
 #pragma unroll
     for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
     u32 x_at = first_x, high = SPREAD ? step * (4 * skipped + 1) : 8, scales_at = first_scales;
     for (int turn = length; turn > 0; turn--) {
-      wait_copies<STAGES - 2>();
-      __syncwarp();
-      const uint4 w0 = shared16(stage), w1 = shared16(stage + 512), sw = shared16(stage + to_scales);
-      const uint4 sx = shared16(scales_at);
+      u32 a[16], s[4], u[4];
 #if SPREAD
-      const uint4 sx1 = shared16(scales_at + 16);
+      u32 v[4];
 #endif
-      request(before);
-      before = stage;
-      stage += WARP_CHUNK;
-      if (stage == ring_end) stage = ring_begin;
-      u32 a[16];
-      const u32 w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+      if (active) {
+        wait_copies<STAGES - 2>();
+        __syncwarp();
+        const uint4 w0 = shared16(stage), w1 = shared16(stage + 512);
+        unpack(s, shared16(stage + to_scales));
+        unpack(u, shared16(scales_at));
+#if SPREAD
+        unpack(v, shared16(scales_at + 16));
+#endif
+        request(before);
+        before = stage;
+        stage += WARP_CHUNK;
+        if (stage == ring_end) stage = ring_begin;
+        const u32 w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        a[4 * j] = first_four(w[2 * j]);
-        a[4 * j + 1] = first_four(w[2 * j + 1]);
-        a[4 * j + 2] = second_four(w[2 * j]);
-        a[4 * j + 3] = second_four(w[2 * j + 1]);
+        for (int j = 0; j < 4; j++) {
+          a[4 * j] = first_four(w[2 * j]);
+          a[4 * j + 1] = first_four(w[2 * j + 1]);
+          a[4 * j + 2] = second_four(w[2 * j]);
+          a[4 * j + 3] = second_four(w[2 * j + 1]);
+        }
       }
       const u32 up = SPREAD ? step : 0;
       float d[4 * SUMS];
-      const u32 s[4] = {sw.x, sw.y, sw.z, sw.w}, u[4] = {sx.x, sx.y, sx.z, sx.w};
-#if SPREAD
-      const u32 v[4] = {sx1.x, sx1.y, sx1.z, sx1.w};
-#endif
       multiply(d, a, descriptor(x_at, high), descriptor(x_at + x_next, high + up),
                descriptor(x_at + 2 * x_next, high + 2 * up), descriptor(x_at + 3 * x_next, high + 3 * up));
+      if (active)
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         // rows r and r + 8; in each pair the first and the second block of 32 columns
-        const u32 upper = e4m3x2_to_half2(s[j]), lower = e4m3x2_to_half2(s[j] >> 16);
+        u32 upper, lower;
+        e4m3x4_to_half2(s[j], upper, lower);
         const float* e = d + SUMS * j;
 #if SPREAD
         u32 p[4] = {mul_half2(upper, u[j]), mul_half2(upper, v[j]), mul_half2(lower, u[j]), mul_half2(lower, v[j])};
@@ -290,34 +333,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       scales_at += scale_chunk;
     }
     // Barriers and shared memory of the whole cluster must exist before anything is sent.
-    if (alone) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-    alone = false;
-    const u32 owner = tile % ranks, place = received + ((tile / ranks) * parts + slice) * PART + (warp * 32 + lane) * (PART / 128);
-    u32 to, there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(place), "r"(owner));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(gate), "r"(owner));
-#if SPREAD
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
-                 "r"(__float_as_uint(total[0] + total[4])), "r"(__float_as_uint(total[1] + total[5])),
-                 "r"(__float_as_uint(total[2] + total[6])), "r"(__float_as_uint(total[3] + total[7])), "r"(there)
-                 : "memory");
-#else
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
-                 "r"(__float_as_uint(total[0] + total[1])), "r"(__float_as_uint(total[2] + total[3])), "r"(there)
-                 : "memory");
-#endif
+    if (unmet) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    unmet = false;
+    const u32 place = received + ((quad / ranks) * parts + slice) * PART + (slot * 32 + lane) * (PART / 128);
+    if (active) deliver(total, place, quad % ranks, gate, shares);
   }
-  if (alone) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+  if (unmet) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
   const float scale = alpha * UNSCALE;
   auto store = [&](u32 token, u32 column, float value) {
     if (token < (u32)m && column < (u32)n)
       y[(size_t)token * n + column] = bf16 ? float_to_bf16(value * scale) : float_to_half(value * scale);
   };
-  asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra AGAIN;\n}" ::"r"(gate) : "memory");
+  if (shares)
+    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra AGAIN;\n}" ::"r"(gate) : "memory");
+  else
+    __syncthreads();
   for (int i = tid; i < mine * 128; i += THREADS) {
     const u32 held = i & 127, at = received + (i >> 7) * parts * PART + held * (PART / 128), own = held & 3;
-    const u32 column = (first_tile + rank + (i >> 7) * ranks) * 64 + (held >> 5) * 16 + ((held & 31) >> 2);
+    const int of_cluster = 4 * (rank + (i >> 7) * ranks) + (held >> 5);
+    if (of_cluster >= units) continue;
+    const u32 column = (first_unit + of_cluster) * 16 + ((held & 31) >> 2);
 #if SPREAD
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int r = 0; r < parts; r++) {

@@ -145,6 +145,15 @@ DEVICE u32 e4m3x2_to_half2(u32 v) {
   return mul_half2(magnitude | ((wide & 0x00800080u) << 8), 0x5C005C00u) | nan;
 #endif
 }
+// Bytes 0, 1 and bytes 2, 3 of v.
+DEVICE void e4m3x4_to_half2(u32 v, u32& first, u32& second) {
+#if HAS_E4M3_CVT
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}"
+      : "=r"(first), "=r"(second) : "r"(v));
+#else
+  first = e4m3x2_to_half2(v), second = e4m3x2_to_half2(v >> 16);
+#endif
+}
 DEVICE float2 e4m3x2_to_float2(u32 v) { return half2_to_float2(e4m3x2_to_half2(v)); }
 
 // Nearest E4M3 byte of f in [2^-9, 448], ties to even. By arithmetic on every architecture: one byte a block.

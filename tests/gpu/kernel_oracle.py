@@ -111,7 +111,9 @@ def faults(y: torch.Tensor, answer: torch.Tensor, size: torch.Tensor, sums: floa
             f"{float(got[row, column])} for {float(answer[row, column])} (sum |x w| {float(size[row, column]):.3g})"
         )
     # The best answer in y's type has an error of its own, 1.6e-3 of a row in bf16 on average: with few columns it can
-    # pass the bound.
+    # pass the bound, and of a row of a few elements the test above says more.
+    if y.shape[1] < 8:
+        return ""
     share, best = (_row_error(each, answer) for each in (got, answer.to(y.dtype).double()))
     over = share > torch.clamp(1.05 * best, min=ROW_BOUND[y.dtype])
     if bool(over.any()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 import threading
 import time
 
@@ -225,10 +226,19 @@ def test_torch_compile_keeps_the_operation_whole(backend):
 
 def test_the_fake_implementations_tell_the_truth():
     weight, x = held(512, 256), rows(3, 256)
-    checks = ("test_schema", "test_faketensor")
+    linear, quantize = torch.ops.resetcli.nvfp4_linear.default, torch.ops.resetcli.nvfp4_quantize.default
     args = (x, weight.parts, weight.layouts, 512, 256, G, INPUT, "w4a4")
-    torch.library.opcheck(torch.ops.resetcli.nvfp4_linear.default, args, test_utils=checks)
-    torch.library.opcheck(torch.ops.resetcli.nvfp4_quantize.default, (x, INPUT), test_utils=checks)
+    # opcheck's own test of the schema compares by arithmetic, which fp8 tensors lack: by bytes instead.
+    given = [x, *weight.parts]
+    before = [t.view(torch.uint8).clone() for t in given]
+    outputs = [linear(*args), *quantize(x, INPUT)]
+    assert all(torch.equal(t.view(torch.uint8), kept) for t, kept in zip(given, before, strict=True))
+    storages = [t.untyped_storage().data_ptr() for t in given + outputs]
+    assert len(set(storages[len(given) :])) == len(outputs) and not set(storages[len(given) :]) & set(
+        storages[: len(given)]
+    )
+    torch.library.opcheck(linear, args, test_utils="test_faketensor")
+    torch.library.opcheck(quantize, (x, INPUT), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("n", [151936, 248320])
@@ -354,7 +364,8 @@ def cuda_model(path, dtype=BF16, activations="w4a4"):
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "activations"), [(BF16, "w4a4"), (FP16, "w4a4"), (BF16, "w4a16")])
 def test_a_models_logits(tmp_path, architecture, dtype, activations):
-    """Against float32 in torch: the kernels may be no worse than torch's own 16-bit path, give or take."""
+    """Against float32 in torch: the kernels may be no worse than torch's own 16-bit path. By medians over many inputs:
+    a last bit can turn a code of an activation, and one code moves this small model's logits by several per cent."""
     from tiny_models import make_model_dir, modelopt_metadata, nvfp4_tensors, write_checkpoint
 
     source = make_model_dir(tmp_path / "m", architecture=architecture)
@@ -363,13 +374,16 @@ def test_a_models_logits(tmp_path, architecture, dtype, activations):
     reporter = CollectingReporter()
     done = layers.install(model, dtype=dtype, max_batch=4, prefill=64, reporter=reporter)
     assert (done.on_kernels, done.layers, done.merged) == (14, 14, 4), done.describe()
+    draw = torch.Generator().manual_seed(5)
     with torch.inference_mode():
         for shape in ((1, 1), (4, 1), (1, 40), (2, 13)):
-            ids = torch.randint(5, 300, shape, generator=torch.Generator().manual_seed(sum(shape))).cuda()
-            answer, torchs, ours = (m(ids).logits.float() for m in (truth, plain, model))
-            base = float((torchs - answer).norm() / answer.norm())
-            error = float((ours - answer).norm() / answer.norm())
-            assert error < 1.5 * base + 0.02, f"{error:.3f} against torch's {base:.3f}"
+            errors: list[tuple[float, float]] = []
+            for _ in range(15):
+                ids = torch.randint(5, 300, shape, generator=draw).cuda()
+                answer, torchs, ours = (m(ids).logits.float() for m in (truth, plain, model))
+                errors.append(tuple(float((each - answer).norm() / answer.norm()) for each in (torchs, ours)))
+            base, error = (statistics.median(column) for column in zip(*errors, strict=True))
+            assert error < 1.5 * base + 0.02, f"{shape}: {error:.3f} against torch's {base:.3f}"
 
 
 def test_install_holds_no_second_copy(tmp_path):

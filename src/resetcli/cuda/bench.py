@@ -381,7 +381,7 @@ def bench_device(name: str | None) -> torch.device:
         UsageError: it is not there, or neither a CPU nor CUDA.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as exc:
@@ -393,6 +393,7 @@ def bench_device(name: str | None) -> torch.device:
             raise UsageError(f"--device {name}: no CUDA device here; use --device cpu")
         if (device.index or 0) >= torch.cuda.device_count():
             raise UsageError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device
 

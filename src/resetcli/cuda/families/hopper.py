@@ -3,7 +3,7 @@
 Two members share the kernel: "wgmma4" for at most 4 tokens and "wgmma8" for at most 8, which reads fewer bytes of
 activations a token and spends more instructions. A configuration is the kernel, {"groups": warpgroups a CTA, "stages"
 of a warp's ring, "early": those requested ahead of the activations, "blocks": CTAs a multiprocessor}, and the cut of
-the work, {"cluster": CTAs, "tiles": of 64 rows a cluster takes, "sliced": warpgroups that share a tile along K}.
+the work, {"cluster": CTAs, "units": of 16 rows a cluster takes, "sliced": warpgroups that share a unit along K}.
 
 Layout "tiles", uint8 [ceil(N/64), ceil(K/128), 4 warps, 1152]: 1024 bytes of codes and 128 of scales for 16 rows and
 128 columns. Lane l of the warp owns rows l/4 and l/4 + 8 and, of each block of 16 columns, four from 4*(l%4) on; its
@@ -24,7 +24,7 @@ from resetcli.cuda.activations import BLOCK, Activations
 from resetcli.cuda.build import Build
 from resetcli.cuda.families.base import DTYPES, Family
 
-ROWS, COLUMNS = 64, 128
+ROWS, UNIT, COLUMNS = 64, 16, 128
 _WARP_CHUNK = 1152
 _SHARED = 227 * 1024
 """Bytes of shared memory that one CTA may have; an SM has 1024 more a CTA beside."""
@@ -33,7 +33,7 @@ Kernel = tuple[int, int, int, int]
 """groups, stages, early, blocks."""
 _KERNELS: dict[int, tuple[Kernel, ...]] = {
     4: ((4, 6, 2, 1), (4, 4, 1, 1), (3, 6, 1, 1), (5, 5, 1, 1), (6, 5, 2, 1), (2, 6, 1, 2)),
-    8: ((4, 4, 1, 1), (4, 5, 2, 1), (5, 5, 1, 1), (3, 6, 1, 1), (2, 5, 1, 2)),
+    8: ((4, 4, 1, 1), (4, 6, 2, 1), (5, 5, 1, 1), (3, 6, 1, 1), (2, 5, 1, 2)),
 }
 """By most tokens, as they did on an H200, best first."""
 
@@ -89,15 +89,23 @@ class Hopper(Family):
         from resetcli.cuda.launch import launch, load
 
         kernel = (config["groups"], config["stages"], config["early"], config["blocks"])
-        ranks, tiles, sliced = config["cluster"], config["tiles"], config["sliced"]
-        all_tiles, chunks = -(-n // ROWS), -(-k // COLUMNS)
-        clusters = -(-all_tiles // tiles)
+        ranks, units, sliced = config["cluster"], config["units"], config["sliced"]
+        all_units, chunks = -(-n // UNIT), -(-k // COLUMNS)
+        clusters = -(-all_units // units)
         share, extra = divmod(chunks, ranks * sliced)
-        shared = shared_bytes(self.most, kernel, ranks, tiles, sliced, acts.m, chunks)
+        shared = shared_bytes(self.most, kernel, ranks, units, sliced, acts.m, chunks)
         function = load(_build(self.most, *kernel), out.device).function("hopper_w4a4", shared)
-        args = (prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, tiles, all_tiles - (clusters - 1) * tiles,
+        args = (prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, units, all_units - (clusters - 1) * units,
                 sliced, share, extra, int(out.dtype == torch.bfloat16), int(pdl))  # fmt: skip
-        launch(function, clusters * ranks, 128 * config["groups"], args, shared=shared, pdl=pdl, cluster=ranks)
+        launch(
+            function,
+            clusters * ranks,
+            128 * config["groups"],
+            args,
+            shared=shared,
+            pdl=pdl,
+            cluster=ranks if ranks > 1 else 0,
+        )
 
 
 @lru_cache(maxsize=64)
@@ -106,49 +114,55 @@ def _build(most: int, groups: int, stages: int, early: int, blocks: int) -> Buil
     return Build("hopper.cu", defines)
 
 
-def shared_bytes(most: int, kernel: Kernel, ranks: int, tiles: int, sliced: int, m: int, chunks: int) -> int:
+def shared_bytes(most: int, kernel: Kernel, ranks: int, units: int, sliced: int, m: int, chunks: int) -> int:
     """Dynamic shared memory of a CTA: rings, a barrier, activations of its slice of K, and received sums."""
     groups, stages, _, _ = kernel
     share, extra = divmod(chunks, ranks * sliced)
     room = sliced * share + min(extra, sliced)
     x = 128 * m * room + 16 * m + 128 + 128 * room if most == 8 else room * (256 * m + 64)
-    received = -(-tiles // ranks) * ranks * sliced * (2048 if most == 8 else 1024)
+    received = -(-units // (4 * ranks)) * ranks * sliced * (2048 if most == 8 else 1024)
     return groups * 4 * stages * _WARP_CHUNK + 128 + x + received
 
 
 @lru_cache(maxsize=4096)
 def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[str, int], ...], ...]:
     """All cuts of the work that fill the machine evenly enough, the most even first."""
-    all_tiles, chunks = -(-n // ROWS), -(-k // COLUMNS)
+    all_units, chunks = -(-n // UNIT), -(-k // COLUMNS)
     found = []
     for order, kernel in enumerate(_KERNELS[most]):
         groups, _, _, blocks = kernel
         places = multiprocessors * blocks
         limit = min(_SHARED, (_SHARED + 1024) // blocks - 1024)
-        seen = set()
         for ranks in (1, 2, 4, 8):
-            for tiles in {max(1, -(-all_tiles * ranks // wanted)) for wanted in (places, places * 31 // 32)}:
+            least = max(1, -(-all_units * ranks // places))
+            for units in sorted({least, least + 1, -(-least // 4) * 4}):
                 for sliced in (s for s in range(1, groups + 1) if groups % s == 0):
-                    if ranks * sliced > chunks or (ranks, tiles, sliced) in seen:
+                    if ranks * sliced > chunks:
                         continue
-                    seen.add((ranks, tiles, sliced))
-                    if shared_bytes(most, kernel, ranks, tiles, sliced, m, chunks) > limit:
+                    if shared_bytes(most, kernel, ranks, units, sliced, m, chunks) > limit:
                         continue
-                    ctas = -(-all_tiles // tiles) * ranks
-                    # The longest warpgroup's chunks; then waves of CTAs; in units of an even spread over the machine.
-                    longest = -(-tiles // (groups // sliced)) * -(-chunks // (ranks * sliced))
-                    waves = -(-ctas // places)
-                    cost = longest * waves * groups * places / (all_tiles * chunks)
-                    rank_cost = 0.15 if ranks == 8 and blocks == 1 else 0.01 * ranks  # 8 rarely fit all GPCs
-                    found.append((cost + rank_cost + 0.02 * order, kernel, ranks, tiles, sliced))
+                    cost = _unevenness(kernel, ranks, units, sliced, all_units, chunks, places)
+                    rank_cost = (0.0, 0.01, 0.08, 0.25)[ranks.bit_length() - 1]  # large clusters leave gaps in GPCs
+                    found.append((cost + rank_cost + 0.02 * order, kernel, ranks, units, sliced))
     if not found:
         return ()
     found.sort()
     best = found[0][0]
-    keys = ("groups", "stages", "early", "blocks", "cluster", "tiles", "sliced")
+    keys = ("groups", "stages", "early", "blocks", "cluster", "units", "sliced")
     return tuple(
         tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:24] if cost <= best + 0.6
     )
+
+
+def _unevenness(kernel: Kernel, ranks: int, units: int, sliced: int, all_units: int, chunks: int, places: int) -> float:
+    """Work of the busiest CTA, warpgroup for warpgroup, in units of an even spread over the machine."""
+    groups = kernel[0]
+    lanes, quads = groups // sliced, -(-units // 4)
+    waves = -(-(-(-all_units // units) * ranks) // places)
+    even = all_units * chunks / places
+    bytes_read = units * -(-chunks // ranks) * waves / even
+    turns = 4 * -(-quads // lanes) * -(-chunks // (ranks * sliced)) * groups * waves / even
+    return 0.75 * bytes_read + 0.25 * turns  # in a last quad of few units most warps only wait
 
 
 def pack_tiles(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
