@@ -10,15 +10,11 @@ part: a sample's seed comes from (seed, task, document, repeat) alone.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import math
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from resetcli.base.errors import ResetError, UsageError
@@ -27,64 +23,17 @@ from resetcli.base.seeds import sample_seed
 from resetcli.engines.prompting import opens_thought, render_chat
 from resetcli.engines.protocol import Completion, Engine, Request
 from resetcli.evaluation.fit import look_over
+from resetcli.evaluation.jobs import Job, Output, Recorder, make_output
+from resetcli.evaluation.likelihood import Likelihoods
+from resetcli.evaluation.lm_open import open_by_name
 from resetcli.policy.settings import PolicySettings
 
 PERPLEXITY_WINDOW = 2048
 DEFAULT_MAX_NEW_TOKENS = 32768
 
 
-class Output(str):
-    """A generated text that remembers how it ended; ``record`` is its scored sample where a run keeps one."""
-
-    finish_reason: str | None = None
-    opened_in_prompt: bool = False
-    record: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """One sample to make. ``ids`` is the prompt; ``fits`` tells whether the context has room for a token after it."""
-
-    task: str
-    doc_id: Any
-    repeat: int
-    seed: int
-    prompt: str
-    ids: tuple[int, ...]
-    limit: int
-    stop: tuple[str, ...]
-    doc: Mapping[str, Any]
-    opened_in_prompt: bool
-    fits: bool
-
-    @property
-    def prompt_sha256(self) -> str:
-        """Of the prompt's UTF-8 text, chat template applied."""
-        return hashlib.sha256(self.prompt.encode("utf-8", "replace")).hexdigest()
-
-
-class Recorder(Protocol):
-    """Who keeps samples as they finish."""
-
-    def known(self, job: Job) -> Mapping[str, Any] | None:
-        """The record of a sample that need not be made again."""
-        ...
-
-    def plan(self, jobs: Sequence[Job]) -> None:
-        """Told once, before generating, what is left to make."""
-        ...
-
-    def add(self, job: Job, text: str, n_tokens: int, finish_reason: str, error: str | None) -> Mapping[str, Any]:
-        """Keep a finished sample; its record."""
-        ...
-
-    def add_likelihood(self, job: Job, loglikelihood: float, n_tokens: int) -> Mapping[str, Any]:
-        """Keep the log-likelihood (nats) of a text; its record."""
-        ...
-
-
 @register_model("reset")
-class ResetLM(LM):
+class ResetLM(Likelihoods):
     """lm-eval adapter over an engine.
 
     Args:
@@ -133,7 +82,7 @@ class ResetLM(LM):
                 "dtype": dtype, "activations": activations, "batch_invariant": batch_invariant,
                 "trust_remote_code": trust_remote_code,
             }  # fmt: skip
-            engine, settings = _open(str(pretrained), settings, options, policy, self.reporter)
+            engine, settings = open_by_name(str(pretrained), settings, options, policy, self.reporter)
         elif policy:
             raise UsageError(f"unknown model argument '{next(iter(policy))}'")
         self.engine = engine
@@ -228,7 +177,7 @@ class ResetLM(LM):
         todo: dict[str, tuple[int, Job]] = {}
         for index, (instance, job) in enumerate(jobs):
             if self.recorder is not None and (record := self.recorder.known(job)) is not None:
-                outputs[index] = _output("", record["finish_reason"], job, record)
+                outputs[index] = make_output("", record["finish_reason"], job, record)
             elif not job.fits:
                 outputs[index] = self._keep(job, "", 0, "length", None)
             else:
@@ -257,7 +206,7 @@ class ResetLM(LM):
         if self.recorder is not None:
             record = self.recorder.add(job, text, n_tokens, finish_reason, error)
             text = ""
-        return _output(text, finish_reason, job, record)
+        return make_output(text, finish_reason, job, record)
 
     def _check_fit(self, jobs: Sequence[Job]) -> None:
         fits: dict[str, dict[Any, bool]] = {}
@@ -271,116 +220,3 @@ class ResetLM(LM):
         if not self._warned and asked.get("temperature") and used.name != "greedy":
             self._warned = True
             self.reporter.warn(f"task {task} asks for temperature {asked['temperature']}; policy {used.name} decides")
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log-probability in nats, whether greedy decoding gives it) of each continuation; the context is cut from
-        the left where both do not fit."""
-        found = []
-        for instance in requests:
-            context, continuation = instance.args
-            space = len(context) - len(context.rstrip())
-            if context.rstrip() and space:
-                context, continuation = context[:-space], context[-space:] + continuation
-            if context:
-                start = len(self.encode(context))
-                templated = context in self._templated
-                whole = context + continuation
-                ids = (
-                    list(self.tokenizer(whole, add_special_tokens=False)["input_ids"])
-                    if templated
-                    else list(self.engine.encode(whole))
-                )
-            else:
-                ids, start = [self.prefix_token_id, *self._plain(continuation)], 1
-            cut = max(0, len(ids) - self.engine.info.context)
-            start = max(1, start - cut)
-            forced = self.engine.teacher_force(ids[cut:], start)
-            found.append((math.fsum(forced.logprob), bool(forced.greedy.all())))
-        return found
-
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihood in nats of each whole text: every token once, in windows of ``max_length`` tokens; the last
-        window reaches back for a full context."""
-        found = []
-        for instance in requests:
-            (text,) = instance.args
-            job = self._job(instance, 0, text, (), {})
-            record = self.recorder.known(job) if self.recorder is not None else None
-            if record is None:
-                total, count = self._rolling(text)
-                if not math.isfinite(total):
-                    raise ResetError(f"the log-likelihood of task {job.task}, document {job.doc_id} is not finite")
-                record = {"score": total}
-                if self.recorder is not None:
-                    record = self.recorder.add_likelihood(job, total, count)
-            found.append(float(record["score"]))
-        return found
-
-    def _rolling(self, text: str) -> tuple[float, int]:
-        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
-        ids = self._plain(text)
-        # A window holds one token more than it predicts, hence max_length - 1.
-        windows = get_rolling_token_windows(ids, self.prefix_token_id, max(1, self.max_length - 1), 1)
-        parts: list[float] = []
-        for context, predicted in map(make_disjoint_window, windows):
-            parts.extend(self.engine.teacher_force([*context, *predicted], len(context)).logprob)
-        return math.fsum(parts), len(ids)
-
-    def _plain(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    @property
-    def prefix_token_id(self) -> int:
-        """What stands before a text: BOS, else EOS."""
-        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if token is not None:
-                return token
-        raise ResetError(f"the tokenizer of {self.engine.info.model} has neither a BOS nor an EOS token")
-
-
-def _output(text: str, finish_reason: str, job: Job, record: Mapping[str, Any] | None) -> Output:
-    output = Output(text)
-    output.finish_reason, output.opened_in_prompt, output.record = finish_reason, job.opened_in_prompt, record
-    return output
-
-
-def _open(
-    spec: str,
-    settings: PolicySettings | Mapping[str, PolicySettings] | None,
-    options: dict[str, Any],
-    policy: dict[str, Any],
-    reporter: Reporter,
-) -> tuple[Engine, PolicySettings | Mapping[str, PolicySettings]]:
-    """Engine and policy of a directory or hub id, by the command line's rules."""
-    from pathlib import Path
-
-    import torch
-
-    from resetcli.engines.factory import EngineOptions, open_engine
-    from resetcli.nvfp4.checkpoint import is_nvfp4
-    from resetcli.policy.config import load_config
-    from resetcli.policy.settings import resolve_settings
-
-    # lm-eval's command line names cuda:0 unless told otherwise; its own models then fall back to the CPU, as does ours.
-    if str(options["device"]).startswith("cuda") and not torch.cuda.is_available():
-        reporter.warn(f"device {options['device']} is not there; the CPU serves")
-        options = {**options, "device": "cpu"}
-    path = Path(spec).expanduser()
-    if not path.is_dir():
-        from resetcli.models.resolve import resolve_model
-
-        path = resolve_model(spec, reporter=reporter).path
-    if settings is None:
-        try:
-            settings = resolve_settings(
-                nvfp4=is_nvfp4(path),
-                model_name=path.resolve().name,
-                config=load_config(path),
-                reporter=reporter,
-                **policy,
-            )
-        except TypeError:
-            known = "policy, estimator, tau0, t_low, t_high, window, temperature, top_p, top_k, min_p"
-            raise UsageError(f"unknown model argument among {', '.join(policy)} (policy arguments: {known})") from None
-    return open_engine(EngineOptions(path=path, **options), reporter), settings

@@ -9,7 +9,7 @@ from typing import Any
 from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.engines.protocol import Engine, Request
-from resetcli.evaluation.lm import Job
+from resetcli.evaluation.jobs import Job
 from resetcli.evaluation.runs import RunFolder
 from resetcli.evaluation.scoring.extraction import ThoughtMarkers
 from resetcli.evaluation.scoring.score import score_output
@@ -21,7 +21,7 @@ PROBE_TOKENS = 16
 
 
 class RunRecorder:
-    """Implements ``lm.Recorder`` over a ``RunFolder``.
+    """Implements ``jobs.Recorder`` over a ``RunFolder``.
 
     ``made``, ``tokens``, ``seconds``: samples and tokens generated in this sitting, and the time from the first
     request to the last sample.

@@ -1,0 +1,68 @@
+"""A sample to make, the text it gives, and who keeps it: what the lm-eval adapter and a run's bookkeeping share.
+
+Needs no lm-eval, so the bookkeeping can be used and tested without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Output(str):
+    """A generated text that remembers how it ended; ``record`` is its scored sample where a run keeps one."""
+
+    finish_reason: str | None = None
+    opened_in_prompt: bool = False
+    record: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sample to make. ``ids`` is the prompt; ``fits`` tells whether the context has room for a token after it."""
+
+    task: str
+    doc_id: Any
+    repeat: int
+    seed: int
+    prompt: str
+    ids: tuple[int, ...]
+    limit: int
+    stop: tuple[str, ...]
+    doc: Mapping[str, Any]
+    opened_in_prompt: bool
+    fits: bool
+
+    @property
+    def prompt_sha256(self) -> str:
+        """Of the prompt's UTF-8 text, chat template applied."""
+        return hashlib.sha256(self.prompt.encode("utf-8", "replace")).hexdigest()
+
+
+class Recorder(Protocol):
+    """Who keeps samples as they finish."""
+
+    def known(self, job: Job) -> Mapping[str, Any] | None:
+        """The record of a sample that need not be made again."""
+        ...
+
+    def plan(self, jobs: Sequence[Job]) -> None:
+        """Told once, before generating, what is left to make."""
+        ...
+
+    def add(self, job: Job, text: str, n_tokens: int, finish_reason: str, error: str | None) -> Mapping[str, Any]:
+        """Keep a finished sample; its record."""
+        ...
+
+    def add_likelihood(self, job: Job, loglikelihood: float, n_tokens: int) -> Mapping[str, Any]:
+        """Keep the log-likelihood (nats) of a text; its record."""
+        ...
+
+
+def make_output(text: str, finish_reason: str, job: Job, record: Mapping[str, Any] | None) -> Output:
+    """The text for lm-eval, with how it ended and its record."""
+    output = Output(text)
+    output.finish_reason, output.opened_in_prompt, output.record = finish_reason, job.opened_in_prompt, record
+    return output
