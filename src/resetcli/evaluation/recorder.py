@@ -10,9 +10,8 @@ from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.engines.protocol import Engine, Request
 from resetcli.evaluation.jobs import Job
+from resetcli.evaluation.judge import Judge
 from resetcli.evaluation.runs import RunFolder
-from resetcli.evaluation.scoring.extraction import ThoughtMarkers
-from resetcli.evaluation.scoring.score import score_output
 from resetcli.evaluation.tasks import TaskSpec
 from resetcli.policy.settings import PolicySettings
 
@@ -40,11 +39,10 @@ class RunRecorder:
     ):
         self.folder = folder
         self.engine = engine
-        self.kinds = {spec.name: spec.kind for spec in specs}
+        self.judge = Judge(specs, markers)
         self.policies = policies
         self.repeats = repeats
         self.expected = expected
-        self.markers = ThoughtMarkers(*markers)
         self.reporter = reporter
         self.advance: Callable[[int], None] = lambda n: None
         self.made = self.tokens = 0
@@ -101,12 +99,10 @@ class RunRecorder:
     def add(self, job: Job, text: str, n_tokens: int, finish_reason: str, error: str | None) -> Mapping[str, Any]:
         if error is not None:
             self.reporter.warn(f"task {job.task}, document {job.doc_id}, repeat {job.repeat}: {error}")
-        target = job.doc["target"]
-        score = score_output(
-            self.kinds[job.task], text, target, finish_reason, alt_answers=job.doc.get("alt_answers") or (),
-            markers=self.markers, opened_in_prompt=job.opened_in_prompt,
+        score = self.judge.score(job.task, job.doc, text, finish_reason, opened_in_prompt=job.opened_in_prompt)
+        return self._store(
+            job, text, n_tokens, finish_reason, score.answer, job.doc["target"], score.score, score.why
         )  # fmt: skip
-        return self._store(job, text, n_tokens, finish_reason, score.answer, target, score.score, score.why)
 
     def add_likelihood(self, job: Job, loglikelihood: float, n_tokens: int) -> Mapping[str, Any]:
         """A text's sample has no output; "score" is its log-likelihood in nats and "why" says so."""
