@@ -21,6 +21,8 @@ def evaluate(
     limit: o.Limit = None,
     repeats: o.Repeats = 1,
     max_new_tokens: o.MaxNewTokens = None,
+    thought_start: o.ThoughtStart = None,
+    thought_end: o.ThoughtEnd = None,
     policy: o.Policy = None,
     tau0: o.Tau0 = None,
     t_low: o.TLow = None,
@@ -60,10 +62,12 @@ def evaluate(
         policy, estimator, tau0, t_low, t_high, window, temperature, top_p, top_k, min_p, config
     )  # fmt: skip
     from resetcli.data.sources import DataSource
+    from resetcli.engines.thoughts import resolve_markers
     from resetcli.evaluation.evaluate import run_eval
     from resetcli.evaluation.tasks import resolve_tasks
     from resetcli.evaluation.tasks.documents import documents
 
+    resolve_markers(None, thought_start, thought_end)
     specs = resolve_tasks(tasks)
     runs = EngineChoice(engine, device, dtype, batch_size, batch_invariant, activations, trust_remote_code)
     source = DataSource.resolve(data_dir, gpqa_password)
@@ -87,6 +91,7 @@ def evaluate(
         repeats=repeats,
         seed=seed,
         max_new_tokens=max_new_tokens or model.token_limit,
+        think_markers=resolve_markers(model.path, thought_start, thought_end),
         output=output.expanduser() if output is not None else None,
         reporter=out.reporter,
     )

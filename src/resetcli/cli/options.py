@@ -68,6 +68,20 @@ MaxNewTokens = Annotated[
         help="Limit of an answer; left out: 32768 or what the context leaves, less for the embedded model.",
     ),
 ]
+ThoughtStart = Annotated[
+    str | None,
+    typer.Option(
+        "--thought-start", metavar="TEXT", help="What opens a thought; left out: the model's own marker, else <think>."
+    ),
+]
+ThoughtEnd = Annotated[
+    str | None,
+    typer.Option(
+        "--thought-end",
+        metavar="TEXT",
+        help="What ends a thought, after which the answer is read; left out: the model's own marker, else </think>.",
+    ),
+]
 Problems = Annotated[
     str | None,
     typer.Option("--problems", metavar="N|FILE", help="How many calibration problems, or a JSON Lines file of them."),

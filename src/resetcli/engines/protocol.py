@@ -60,9 +60,10 @@ class TokenEvent:
 class Completion:
     """A finished request.
 
-    ``token_ids`` includes the end token if one was drawn; ``text`` has no special tokens and nothing from a
-    stop string on. ``finish_reason`` is "error" when this request's logits were NaN, with ``error`` saying
-    where. ``entropies`` (float64 [n_tokens], rounded as the policy sees them) are kept when the call asked.
+    ``token_ids`` includes the end token if one was drawn; ``text`` has no special tokens (a thought's markers
+    apart) and nothing from a stop string on. ``finish_reason`` is "error" when this request's logits were NaN, with
+    ``error`` saying where. ``entropies`` (float64 [n_tokens], rounded as the policy sees them) are kept when the call
+    asked.
     ``cooled``: tokens drawn at T_low; ``steps``, ``uncertain_tokens``: steps begun, tokens in uncertain steps.
     """
 

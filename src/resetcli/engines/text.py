@@ -6,14 +6,16 @@ of a request joined give its text. Only a short tail is decoded at each token.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class TextStream:
-    """Incremental decoding of one request; ``special`` ids leave no text in `text`."""
+    """Incremental decoding of one request; special tokens leave no text in `text`, those of ``kept`` theirs."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = ()):
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = (), kept: Mapping[int, str] | None = None):
         self.tokenizer = tokenizer
+        self.kept = kept or {}
         self.stop = tuple(s for s in stop if s)
         self.text = ""
         self._ids: list[int] = []
@@ -21,6 +23,16 @@ class TextStream:
         self._context = 0  # decoding starts here, so that a leading space is not lost
 
     def _decode(self, ids: list[int]) -> str:
+        if not self.kept:
+            return self._plain(ids)
+        text, start = "", 0
+        for index, token in enumerate(ids):
+            if token in self.kept:
+                text += self._plain(ids[start:index]) + self.kept[token]
+                start = index + 1
+        return text + self._plain(ids[start:])
+
+    def _plain(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def push(self, token_id: int) -> str:

@@ -22,6 +22,7 @@ from resetcli.engines.kv import Row
 from resetcli.engines.protocol import Completion, EngineInfo, FinishReason, Request, TeacherForced, TokenEvent
 from resetcli.engines.runner import TEACHER_CHUNK, ModelRunner
 from resetcli.engines.text import TextStream
+from resetcli.engines.thoughts import kept_tokens
 from resetcli.policy.boundaries import BoundaryTable
 from resetcli.policy.entropy import entropy_stats
 from resetcli.policy.settings import PolicySettings
@@ -73,6 +74,7 @@ class TransformersEngine:
         self.tokenizer = tokenizer
         self.info = info
         self.end_ids = end_ids
+        self.kept = kept_tokens(tokenizer)
         self._table = table.to(runner.device)
 
     def encode_chat(self, messages: list[dict[str, str]], *, thinking: bool = True) -> list[int]:
@@ -160,7 +162,7 @@ class TransformersEngine:
             request=request,
             row=self.runner.row(slot),
             limit=limit,
-            stream=TextStream(self.tokenizer, request.stop),
+            stream=TextStream(self.tokenizer, request.stop, self.kept),
             started=time.perf_counter(),
         )
 

@@ -22,6 +22,8 @@ from resetcli.base.errors import UsageError
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 from resetcli.engines.protocol import Engine
+from resetcli.engines.thoughts import DEFAULT as THINK_MARKERS
+from resetcli.engines.thoughts import keep_markers
 from resetcli.evaluation.results import Documents, all_results, report, results_are_of, warn_of_prompts
 from resetcli.evaluation.runs import RESULTS, RunFolder, default_directory
 from resetcli.evaluation.samples import Asked
@@ -50,7 +52,7 @@ def run_eval(
     seed: int = 0,
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
     thinking: bool = True,
-    think_markers: tuple[str, str] = ("<think>", "</think>"),
+    think_markers: tuple[str, str] = THINK_MARKERS,
     perplexity_window: int = PERPLEXITY_WINDOW,
     output: Path | None = None,
     close_engine: bool = True,
@@ -67,6 +69,7 @@ def run_eval(
         limit: the first documents of each task only; None is all. The run is marked.
         repeats: samples of each document; perplexity needs one.
         max_new_tokens: token limit of a sample, further limited by the context.
+        think_markers: what opens and closes a thought (see `engines.thoughts`); part of the settings.
         perplexity_window: tokens that a window of ``wikitext`` holds.
         output: the run's folder; None is ``runs.default_directory``.
         close_engine: close what the factory opened at the end, however it comes.
@@ -131,6 +134,7 @@ def run_eval(
         try:
             _open_run(folder, engine, model, policies, reporter)
             folder.forget_failed()
+            keep_markers(engine, think_markers)
             recorder = RunRecorder(folder, engine, specs, policies, repeats, len(asked), think_markers, reporter)
             values = _with_lm_eval(
                 engine, specs, source, policies, recorder, reporter, limit=limit, repeats=repeats, seed=seed,
