@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from collections import Counter
 from fractions import Fraction
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resetcli.base.errors import UsageError
+from resetcli.evaluation.columns import Columns
 from resetcli.evaluation.statistics import clustered_interval, majority_credit, pass_at, task_statistics
 
 
@@ -82,6 +84,8 @@ def test_interval_where_the_spread_says_nothing() -> None:
     # With n problems and none right, the bound p solves (1 - p)^n = 0.025.
     assert low == 0 and (1 - high) ** 20 == pytest.approx(0.025)
     assert clustered_interval([[1.0]] * 20) == pytest.approx((1 - high, 1.0))
+    # All problems half right: as many others as may hide, all wrong or all right.
+    assert clustered_interval([[1.0, 0.0]] * 20) == pytest.approx((0.5 - high / 2, 0.5 + high / 2))
 
 
 def sample(doc, repeat, score, why, answer="1", tokens=10, finish="stop"):
@@ -98,6 +102,8 @@ def test_the_task_object_of_the_contract() -> None:
     # One of two problems: 2 right of 4. pass@2 of it: 1 - C(2,2)/C(4,2) = 5/6.
     assert found["pass@"] == {"1": 0.25, "2": pytest.approx(5 / 12), "4": 0.5, "k": 0.5}
     assert found["truncated"] == found["unparsed"] == 0.25 and found["tokens_mean"] == 15 and found["errors"] == 0
+    assert found["tokens_percentiles"] == {"5": 10, "25": 10, "50": 15, "75": 20, "95": 20}
+    assert found["tokens_max"] == 20
     low, high = found["ci95"]
     assert low == 0 and high == 1  # means 0.5 and 0, t(1) = 12.7: cut to [0, 1]
     assert task_statistics(reversed(samples), 4) == found
@@ -111,6 +117,28 @@ def test_four_repeats_of_one_problem() -> None:
 def test_a_missing_sample_is_no_zero() -> None:
     with pytest.raises(UsageError, match="document a has 1 samples, not 2"):
         task_statistics([sample("a", 0, 1, "correct")], 2)
+    with pytest.raises(UsageError, match="repeats 0 to 1, each once"):
+        task_statistics([sample("a", 0, 1, "correct")] * 2, 2)
+
+
+def test_samples_are_read_once_and_columns_do_as_well() -> None:
+    samples = [sample(d, r, (d + r) % 2, "wrong", str(r), 10 * d + r) for d in range(5) for r in range(4)]
+    columns = Columns(iter(samples))
+    assert len(columns) == 20 and columns.most_repeats == 4
+    assert task_statistics(columns, 4) == task_statistics(iter(reversed(samples)), 4)
+    table = columns.table(4)
+    assert table.docs == list(range(5)) and table.tokens[3].tolist() == [30, 31, 32, 33]
+    assert table.first(2).score.tolist() == table.score[:, :2].tolist() and table.first(2).repeats == 2
+
+
+def test_memory_does_not_grow_by_more_than_columns() -> None:
+    """100,000 samples from a generator: 5 MB of columns, and tables of some 10 MB on the way to the figures."""
+    samples = (sample(f"d{i // 8}", i % 8, i % 3 == 0, "wrong", str(i % 5), i) for i in range(100_000))
+    tracemalloc.start()
+    found = task_statistics(samples, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["n"] == 12_500 and peak < 60e6
 
 
 def test_interval_formula_by_hand() -> None:

@@ -1,7 +1,7 @@
 """Scores of repeated samples with what is known of their error: avg@k, pass@k, maj@k and an interval.
 
-Repeats of one problem are not independent, so the interval treats the problem as the unit (a cluster). All
-functions take plain sequences; the order in which samples finished never matters.
+Repeats of one problem are not independent, so the interval treats the problem as the unit (a cluster). The order in
+which samples finished never matters.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from resetcli.base.errors import UsageError
+from resetcli.evaluation.columns import NO_VOTE, RIGHT, WHYS, Columns, ScoreTable, vote
 
 CONFIDENCE = 0.95
+PERCENTILES = (5, 25, 50, 75, 95)
+"""Of the samples' token counts."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -25,18 +31,19 @@ def clustered_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float]
     """95 % interval of the mean score, clustered by document.
 
     With m_i the mean of document i's samples and n documents, the estimate is m = mean(m_i), its standard error
-    SE = sqrt(sum (m_i - m)^2 / (n (n - 1))), the interval m -+ t(0.975, n - 1) SE, cut to [0, 1]. Where every
-    sample has the same score, 0 or 1, SE says nothing, and the exact binomial (Clopper-Pearson) bound for n
-    documents stands in: 1 - 0.025^(1/n) from that end. One document, or none, bounds nothing: (0, 1).
+    SE = sqrt(sum (m_i - m)^2 / (n (n - 1))), the interval m -+ t(0.975, n - 1) SE, cut to [0, 1]. Where all m_i
+    are equal, as when every sample is wrong, SE says nothing, and the exact binomial (Clopper-Pearson) bound
+    r = 1 - 0.025^(1/n) on the share of other documents stands in: (m (1 - r), m + r (1 - m)). One document, or none,
+    bounds nothing: (0, 1).
     """
     means = [mean(s) for s in scores]
     n = len(means)
     if n < 2:
         return 0.0, 1.0
     centre = mean(means)
-    if centre in (0.0, 1.0):
+    if max(means) == min(means):
         reach = 1 - ((1 - CONFIDENCE) / 2) ** (1 / n)
-        return (0.0, reach) if centre == 0 else (1 - reach, 1.0)
+        return centre * (1 - reach), centre + reach * (1 - centre)
     from scipy.stats import t
 
     error = math.sqrt(math.fsum((m - centre) ** 2 for m in means) / (n * (n - 1)))
@@ -62,58 +69,68 @@ def pass_at(samples: int, correct: int, k: int) -> float:
 def majority_credit(answers: Sequence[str | None], scores: Sequence[float]) -> float:
     """Credit of the most frequent answer of one document; answers that tie for first share it.
 
-    Right answers are one answer however they are written; wrong ones are compared as text without spaces and
-    leading zeros. A sample without an answer has no vote; without any vote the credit is 0.
+    A sample without an answer has no vote; without any vote the credit is 0. Which answers are the same:
+    ``columns.vote``.
     """
-    votes: Counter[str | None] = Counter()
-    for answer, score in zip(answers, scores, strict=True):
-        if score == 1:
-            votes[None] += 1
-        elif answer is not None:
-            votes["".join(answer.split()).lstrip("0")] += 1
-    if not votes:
+    return _credit([vote(answer, score) for answer, score in zip(answers, scores, strict=True)])
+
+
+def _credit(votes: Iterable[int]) -> float:
+    counts = Counter(v for v in votes if v != NO_VOTE)
+    if not counts:
         return 0.0
-    top = max(votes.values())
-    tied = [answer for answer, count in votes.items() if count == top]
-    return (None in tied) / len(tied)
+    top = max(counts.values())
+    return (counts[RIGHT] == top) / sum(count == top for count in counts.values())
 
 
-def task_statistics(samples: Iterable[Mapping[str, Any]], repeats: int) -> dict[str, Any]:
+def majority_credits(table: ScoreTable) -> NDArray[np.float64]:
+    """``majority_credit`` of each document, [n]."""
+    return np.array([_credit(votes) for votes in table.votes.tolist()], float)
+
+
+def passes(table: ScoreTable, k: int) -> NDArray[np.float64]:
+    """pass@k of each document, [n].
+
+    Raises:
+        UsageError: k is above the number of samples (or below 1).
+    """
+    by_count = {c: pass_at(table.repeats, c, k) for c in range(table.repeats + 1)}
+    return np.array([by_count[int(c)] for c in table.score.sum(1)], float)
+
+
+def task_statistics(samples: Iterable[Mapping[str, Any]] | Columns, repeats: int) -> dict[str, Any]:
     """The contract's object of one task (design 1.4), from its sample records.
 
     Args:
-        samples: records with "doc_id", "repeat", "score", "answer", "why", "n_tokens", "finish_reason".
+        samples: records with "doc_id", "repeat", "score", "answer", "why", "n_tokens", "finish_reason"; read once, so
+            they may come from a file one by one; or the columns made of them.
         repeats: k; every document must have exactly that many.
 
     Returns:
         {"n", "repeats", "avg@k", "ci95", "pass@k", "maj@k", "pass@" ("1", powers of two, k's number and "k"),
-        "truncated", "unparsed", "tokens_mean"} and "errors", the samples lost to NaN logits (they score 0).
+        "truncated", "unparsed", "tokens_mean", "tokens_percentiles" (``PERCENTILES``, linear), "tokens_max"} and
+        "errors", the samples lost to NaN logits (they score 0).
 
     Raises:
         UsageError: a document has more or fewer samples than ``repeats``.
     """
-    docs: dict[Any, list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        docs.setdefault(sample["doc_id"], []).append(sample)
-    groups = [sorted(group, key=lambda s: s["repeat"]) for _, group in sorted(docs.items(), key=lambda kv: str(kv[0]))]
-    for group in groups:
-        if len(group) != repeats:
-            raise UsageError(f"document {group[0]['doc_id']} has {len(group)} samples, not {repeats}")
-    flat = [sample for group in groups for sample in group]
-    scores = [[float(sample["score"]) for sample in group] for group in groups]
-    correct = [int(sum(s)) for s in scores]
+    columns = samples if isinstance(samples, Columns) else Columns(samples)
+    table = columns.table(repeats)
     ks = sorted({1, repeats} | {2**i for i in range(repeats.bit_length()) if 2**i <= repeats})
-    passes = {str(k): mean([pass_at(repeats, c, k) for c in correct]) for k in ks}
+    pass_ = {str(k): mean(passes(table, k).tolist()) for k in ks}
+    levels = np.percentile(table.tokens, PERCENTILES).tolist() if table.n else [None] * len(PERCENTILES)
     return {
-        "n": len(groups),
+        "n": table.n,
         "repeats": repeats,
-        "avg@k": mean([mean(s) for s in scores]),
-        "ci95": list(clustered_interval(scores)),
-        "pass@k": passes[str(repeats)],
-        "maj@k": mean([majority_credit([x["answer"] for x in g], [x["score"] for x in g]) for g in groups]),
-        "pass@": {**passes, "k": passes[str(repeats)]},
-        "truncated": mean([sample["why"] == "truncated" for sample in flat]),
-        "unparsed": mean([sample["why"] == "unparsed" for sample in flat]),
-        "tokens_mean": mean([sample["n_tokens"] for sample in flat]),
-        "errors": sum(sample["finish_reason"] == "error" for sample in flat),
+        "avg@k": mean(table.score.mean(1).tolist()),
+        "ci95": list(clustered_interval(table.score.tolist())),
+        "pass@k": pass_[str(repeats)],
+        "maj@k": mean(majority_credits(table).tolist()),
+        "pass@": {**pass_, "k": pass_[str(repeats)]},
+        "truncated": mean((table.why == WHYS.index("truncated")).ravel().tolist()),
+        "unparsed": mean((table.why == WHYS.index("unparsed")).ravel().tolist()),
+        "tokens_mean": mean(table.tokens.ravel().tolist()),
+        "tokens_percentiles": {str(p): level for p, level in zip(PERCENTILES, levels, strict=True)},
+        "tokens_max": int(table.tokens.max()) if table.n else 0,
+        "errors": int(table.failed.sum()),
     }
