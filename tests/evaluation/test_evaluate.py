@@ -116,7 +116,7 @@ def test_the_default_folder_continues(tiny_tokenizer, source, tmp_path, monkeypa
     ("change", "named"),
     [
         ({"seed": 1}, "seed (0, now 1)"),
-        ({"repeats": 2}, "repeats (1, now 2)"),
+        ({"doc_ids": "2022-I-1,rec0"}, 'doc_ids (null, now ["2022-I-1", "rec0"])'),
         ({"max_new_tokens": 21}, "max_new_tokens (20, now 21)"),
         ({"fingerprint": "g" * 64}, "model_fingerprint"),
         ({"settings": PolicySettings(name="fixed", temperature=0.7)}, "policy.aime.temperature (0.6, now 0.7)"),

@@ -26,7 +26,7 @@ SETTINGS = {"model_fingerprint": "f", "policy": {"name": "fixed", "temperature":
 
 
 def sample(i: int, text: str = "a\nb\u2028c é \x00 \U0001f600"):
-    values = ("aime", f"d{i}", 0, i, "0" * 64, text, 3, "stop", "7", "7", 1, "correct")
+    values = ("aime", f"d{i}", 0, i, "0" * 64, text, 3, "stop", "7", "7", 1, "correct", "Q?")
     return dict(zip(SAMPLE_KEYS, values, strict=True))
 
 

@@ -17,7 +17,7 @@ from resetcli.evaluation.samples import SAMPLE_KEYS, TYPES, Asked, parse_sample,
 GOOD = dict(
     zip(
         SAMPLE_KEYS,
-        ("aime", "a", 1, sample_seed(3, "aime", "a", 1), "0" * 64, "x", 3, "stop", None, "7", 0, "unparsed"),
+        ("aime", "a", 1, sample_seed(3, "aime", "a", 1), "0" * 64, "x", 3, "stop", None, "7", 0, "unparsed", "Q?"),
         strict=True,
     )
 )

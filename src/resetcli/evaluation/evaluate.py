@@ -24,9 +24,11 @@ from resetcli.base.versions import versions
 from resetcli.engines.protocol import Engine
 from resetcli.engines.thoughts import DEFAULT as THINK_MARKERS
 from resetcli.engines.thoughts import keep_markers
-from resetcli.evaluation.results import Documents, all_results, report, results_are_of, warn_of_prompts
+from resetcli.evaluation.failures import MAX_FAILED
+from resetcli.evaluation.results import all_results, report, results_are_of, warn_of_prompts
 from resetcli.evaluation.runs import RESULTS, RunFolder, default_directory
 from resetcli.evaluation.samples import Asked
+from resetcli.evaluation.selection import Documents, Selection, parse_doc_ids
 from resetcli.evaluation.tasks import TaskSpec, resolve_tasks
 from resetcli.policy.settings import PolicySettings
 
@@ -48,6 +50,7 @@ def run_eval(
     fingerprint: str,
     engine_options: Mapping[str, Any] | None = None,
     limit: int | None = None,
+    doc_ids: str | Iterable[str] | None = None,
     repeats: int = 1,
     seed: int = 0,
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
@@ -55,6 +58,8 @@ def run_eval(
     think_markers: tuple[str, str] = THINK_MARKERS,
     perplexity_window: int = PERPLEXITY_WINDOW,
     output: Path | None = None,
+    packed: bool = False,
+    max_failed: float = MAX_FAILED,
     close_engine: bool = True,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
@@ -67,17 +72,20 @@ def run_eval(
         model, fingerprint: name and fingerprint of the model, known before it is loaded.
         engine_options: choices that change samples (engine, device, dtype, activations ...), part of the settings.
         limit: the first documents of each task only; None is all. The run is marked.
-        repeats: samples of each document; perplexity needs one.
+        doc_ids: the documents of these ids only; None is all. The run is marked.
+        repeats: samples of each document; perplexity needs one. More than a run was begun with are added to it.
         max_new_tokens: token limit of a sample, further limited by the context.
         think_markers: what opens and closes a thought (see `engines.thoughts`); part of the settings.
         perplexity_window: tokens that a window of ``wikitext`` holds.
         output: the run's folder; None is ``runs.default_directory``.
+        packed: keep the samples of a new run in a gzip file.
+        max_failed: share of samples that may fail or be empty; more of them end the run (see `failures`).
         close_engine: close what the factory opened at the end, however it comes.
 
     Returns:
         What ``results.json`` holds, and beside it "run" (the folder), "finished_before" (nothing was left to do),
         "failed" (samples lost to NaN logits), "error" (one line on why the results cannot be relied on: failed
-        samples, or prompts that mostly do not fit; else None) and "exit_code" (1 with an error).
+        or empty samples, or prompts that mostly do not fit; else None) and "exit_code" (1 with an error).
 
     Raises:
         UsageError: an option out of range or an unknown task.
@@ -86,23 +94,26 @@ def run_eval(
     reporter = reporter or Reporter()
     specs = resolve_tasks(tasks)
     _check_numbers(limit=limit, repeats=repeats, max_new_tokens=max_new_tokens, seed=seed, window=perplexity_window)
+    if not 0 <= max_failed <= 1:
+        raise UsageError(f"--max-failed must be a share from 0 to 1, not {max_failed}")
+    selection = Selection(limit, parse_doc_ids(doc_ids))
     policies = {s.name: settings if isinstance(settings, PolicySettings) else settings[s.name] for s in specs}
     for policy in policies.values():
         policy.validate()
 
     from resetcli.evaluation.tasks.documents import documents
 
-    docs: Documents = {}
-    described: dict[str, Any] = {}
-    for spec in specs:
-        rows, sha256 = documents(spec.name, source)
-        docs[spec.name] = rows[:limit]
-        described[spec.name] = {"version": spec.version, "data_sha256": sha256, "documents": len(docs[spec.name])}
+    found = {spec.name: documents(spec.name, source) for spec in specs}
+    chosen_rows = selection.indices({task: rows for task, (rows, _) in found.items()})
+    docs: Documents = {task: [found[task][0][i] for i in places] for task, places in chosen_rows.items()}
+    described = {
+        s.name: {"version": s.version, "data_sha256": found[s.name][1], "documents": len(docs[s.name])} for s in specs
+    }
     chosen = {
         "model_fingerprint": fingerprint, "tasks": described,
         "policy": {name: policy.header() for name, policy in policies.items()},
-        "max_new_tokens": max_new_tokens, "repeats": repeats, "limit": limit, "seed": seed, "thinking": thinking,
-        "think_markers": list(think_markers), "perplexity_window": perplexity_window,
+        "max_new_tokens": max_new_tokens, "limit": limit, "doc_ids": selection.named, "seed": seed,
+        "thinking": thinking, "think_markers": list(think_markers), "perplexity_window": perplexity_window,
         "engine_options": dict(engine_options or {}),
     }  # fmt: skip
     path = Path(output) if output is not None else default_directory(model, list(docs), chosen)
@@ -113,17 +124,17 @@ def run_eval(
         seed=seed,
     )
 
-    with RunFolder(path, chosen, asked) as folder:
+    with RunFolder(path, chosen, asked, repeats=repeats, packed=packed) as folder:
         finished = len(folder.samples) == len(asked)
         before = folder.results() if finished else None
-        if finished and not results_are_of(folder, before, specs, docs, repeats, limit):
+        if finished and not results_are_of(folder, before, specs, docs, repeats, selection):
             if (path / RESULTS).exists():
                 reporter.warn(f"{path / RESULTS} is not what the samples say; it is made again")
             before = None
         if before is not None and not folder.failed:
             reporter.info(f"run {path} is finished; these are its results")
             warn_of_prompts(before, reporter)
-            return report(folder, before, finished_before=True)
+            return report(folder, before, len(asked), max_failed, finished_before=True)
         if folder.samples:
             line = f"run {path} goes on: {len(folder.samples) - folder.failed} of {len(asked)} samples are there"
             reporter.info(line + (f", {folder.failed} that failed are made again" if folder.failed else ""))
@@ -132,30 +143,34 @@ def run_eval(
 
         engine = engine_factory()
         try:
-            _open_run(folder, engine, model, policies, reporter)
+            _open_run(folder, engine, model, policies, docs, reporter)
+            folder.raise_repeats()
             folder.forget_failed()
             keep_markers(engine, think_markers)
-            recorder = RunRecorder(folder, engine, specs, policies, repeats, len(asked), think_markers, reporter)
+            recorder = RunRecorder(
+                folder, engine, specs, policies, repeats, len(asked), think_markers, reporter, max_failed
+            )
             values = _with_lm_eval(
-                engine, specs, source, policies, recorder, reporter, limit=limit, repeats=repeats, seed=seed,
+                engine, specs, source, policies, recorder, reporter, places=chosen_rows, repeats=repeats, seed=seed,
                 max_new_tokens=max_new_tokens, thinking=thinking, think_markers=think_markers,
                 perplexity_window=perplexity_window,
             )  # fmt: skip
         finally:
             if close_engine:
                 engine.close()
-        results = all_results(values, specs, docs, folder, repeats, limit, engine.info.context)
+        results = all_results(values, specs, docs, folder, repeats, selection, engine.info.context)
         seconds = time.monotonic() - started
         results["timing"] = {
             "seconds": seconds,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "samples_made": recorder.made,
             "tokens_made": recorder.tokens,
+            "bookkeeping_seconds": recorder.bookkeeping,
             "tokens_per_s": recorder.tokens / recorder.seconds if recorder.seconds else None,
             "versions": versions(),
         }
         folder.finish(results)
-        return report(folder, results, finished_before=False)
+        return report(folder, results, len(asked), max_failed, finished_before=False)
 
 
 def _check_numbers(*, limit: int | None, repeats: int, max_new_tokens: int, seed: int, window: int) -> None:
@@ -172,7 +187,12 @@ def _check_numbers(*, limit: int | None, repeats: int, max_new_tokens: int, seed
 
 
 def _open_run(
-    folder: RunFolder, opened: Engine, model: str, policies: Mapping[str, PolicySettings], reporter: Reporter
+    folder: RunFolder,
+    opened: Engine,
+    model: str,
+    policies: Mapping[str, PolicySettings],
+    docs: Documents,
+    reporter: Reporter,
 ) -> None:
     """Write ``run.json``, or see that the engine is the one it names."""
     info = opened.info
@@ -203,7 +223,12 @@ def _open_run(
             "sampling": {"max_new_tokens": folder.settings["max_new_tokens"], "by_task": sampling},
             "seed": folder.settings["seed"],
             "tasks": folder.settings["tasks"],
-            "limited": folder.settings["limit"] is not None,
+            # What else is right: with it samples can be scored again without the data (`reset score`).
+            "alt_answers": {
+                task: {str(row["doc_id"]): row["alt_answers"] for row in rows if row.get("alt_answers")}
+                for task, rows in docs.items()
+            },
+            "limited": folder.settings["limit"] is not None or folder.settings["doc_ids"] is not None,
             "batch_invariant": info.batch_invariant,
             "engine": engine,
             "conditions": conditions,
@@ -220,7 +245,7 @@ def _with_lm_eval(
     recorder: RunRecorder,
     reporter: Reporter,
     *,
-    limit: int | None,
+    places: dict[str, list[int]],
     repeats: int,
     seed: int,
     max_new_tokens: int,
@@ -244,7 +269,7 @@ def _with_lm_eval(
         with reporter.phase("evaluate", recorder.expected) as advance:
             recorder.advance = advance
             advance(len(recorder.folder.samples))
-            return evaluate(lm, {"tasks": built}, limit=limit, log_samples=False, apply_chat_template=True)
+            return evaluate(lm, {"tasks": built}, samples=places, log_samples=False, apply_chat_template=True)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.engines.protocol import Engine, Request
+from resetcli.evaluation import failures
 from resetcli.evaluation.jobs import Job
 from resetcli.evaluation.judge import Judge
 from resetcli.evaluation.runs import RunFolder
@@ -23,7 +24,7 @@ class RunRecorder:
     """Implements ``jobs.Recorder`` over a ``RunFolder``.
 
     ``made``, ``tokens``, ``seconds``: samples and tokens generated in this sitting, and the time from the first
-    request to the last sample.
+    request to the last sample; ``bookkeeping``: seconds of that spent on scoring and storing.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class RunRecorder:
         expected: int,
         markers: tuple[str, str],
         reporter: Reporter,
+        max_failed: float = failures.MAX_FAILED,
     ):
         self.folder = folder
         self.engine = engine
@@ -44,9 +46,10 @@ class RunRecorder:
         self.repeats = repeats
         self.expected = expected
         self.reporter = reporter
+        self.max_failed = max_failed
         self.advance: Callable[[int], None] = lambda n: None
         self.made = self.tokens = 0
-        self.seconds = 0.0
+        self.seconds = self.bookkeeping = 0.0
         self._second_look = self._left = 0
         self._started = time.perf_counter()
 
@@ -97,12 +100,28 @@ class RunRecorder:
         return (len(last) - 1) / spent if spent > 0 else None
 
     def add(self, job: Job, text: str, n_tokens: int, finish_reason: str, error: str | None) -> Mapping[str, Any]:
+        started = time.perf_counter()
         if error is not None:
             self.reporter.warn(f"task {job.task}, document {job.doc_id}, repeat {job.repeat}: {error}")
         score = self.judge.score(job.task, job.doc, text, finish_reason, opened_in_prompt=job.opened_in_prompt)
-        return self._store(
+        record = self._store(
             job, text, n_tokens, finish_reason, score.answer, job.doc["target"], score.score, score.why
-        )  # fmt: skip
+        )
+        self.bookkeeping += time.perf_counter() - started
+        self._end_if_hopeless(record)
+        return record
+
+    def _end_if_hopeless(self, record: Mapping[str, Any]) -> None:
+        samples = self.folder.samples
+        if not (record["empty"] or record["finish_reason"] == "error") or self._left <= 0:
+            return
+        if samples.failed + samples.empty < failures.AT_LEAST:
+            return
+        if failures.too_many(samples, self.expected, self.max_failed):
+            raise ResetError(
+                f"run {self.folder.path} is ended: {failures.counts(samples)}, more than --max-failed "
+                f"{self.max_failed:g} of its {self.expected} allows: mend the model or its settings"
+            )
 
     def add_likelihood(self, job: Job, loglikelihood: float, n_tokens: int) -> Mapping[str, Any]:
         """A text's sample has no output; "score" is its log-likelihood in nats and "why" says so."""
@@ -116,6 +135,7 @@ class RunRecorder:
                 "task": job.task, "doc_id": job.doc_id, "repeat": job.repeat, "seed": job.seed,
                 "prompt_sha256": job.prompt_sha256, "text": text, "n_tokens": n_tokens,
                 "finish_reason": finish_reason, "answer": answer, "target": target, "score": score, "why": why,
+                "prompt": job.prompt,
             }
         )  # fmt: skip
         self.made += 1

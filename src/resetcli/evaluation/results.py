@@ -13,36 +13,40 @@ from typing import Any
 
 from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
-from resetcli.evaluation import fit
+from resetcli.evaluation import failures, fit
 from resetcli.evaluation.runs import RunFolder
+from resetcli.evaluation.selection import Documents, Selection
 from resetcli.evaluation.statistics import task_statistics
 from resetcli.evaluation.tasks import TaskSpec
 
-Documents = dict[str, list[dict[str, Any]]]
 
-
-def own_results(folder: RunFolder, spec: TaskSpec, docs: Documents, repeats: int, limit: int | None) -> dict[str, Any]:
+def own_results(
+    folder: RunFolder, spec: TaskSpec, docs: Documents, repeats: int, selection: Selection
+) -> dict[str, Any]:
     """Our keys of one task (design 1.4)."""
-    samples = folder.of_task(spec.name)
     if spec.kind == "perplexity":
-        own = _perplexity(samples, docs[spec.name])
+        own = _perplexity(list(folder.of_task(spec.name)), docs[spec.name])
     else:
-        own = {**task_statistics(samples, repeats), "prompts_too_long": fit.count_too_long(samples)}
-    return {**own, "limited": limit is not None}
+        own = task_statistics(folder.of_task(spec.name), repeats)
+        own["empty"] = sum(sample["empty"] for sample in folder.of_task(spec.name))
+        own["prompts_too_long"] = fit.count_too_long(folder.of_task(spec.name))
+    return {**own, "limited": selection.limited}
 
 
 def results_are_of(
-    folder: RunFolder, found: Any, specs: Sequence[TaskSpec], docs: Documents, repeats: int, limit: int | None
+    folder: RunFolder, found: Any, specs: Sequence[TaskSpec], docs: Documents, repeats: int, selection: Selection
 ) -> bool:
     """Whether ``found`` (any JSON value) is this run's ``results.json``: our keys are what its samples give."""
     tasks = found.get("results") if isinstance(found, dict) else None
     if not isinstance(tasks, dict) or list(tasks) != [spec.name for spec in specs]:
         return False
     context = (folder.header or {}).get("engine", {}).get("context")
-    if found.get("limit") != limit or found.get("context") != context or not isinstance(found.get("timing"), dict):
+    if found.get("limit") != selection.limit or found.get("doc_ids") != selection.named:
+        return False
+    if found.get("context") != context or not isinstance(found.get("timing"), dict):
         return False
     for spec in specs:
-        task, own = tasks[spec.name], own_results(folder, spec, docs, repeats, limit)
+        task, own = tasks[spec.name], own_results(folder, spec, docs, repeats, selection)
         if not isinstance(task, dict) or any(task.get(key) != value for key, value in own.items()):
             return False
     return True
@@ -54,17 +58,20 @@ def all_results(
     docs: Documents,
     folder: RunFolder,
     repeats: int,
-    limit: int | None,
+    selection: Selection,
     context: int,
 ) -> dict[str, Any]:
     """``results.json`` without timing: lm-eval's ``values`` with ours."""
     merged: dict[str, Any] = {}
     for spec in specs:
         theirs = {k: v for k, v in values["results"][spec.name].items() if k != "name"}
-        merged[spec.name] = {**theirs, **own_results(folder, spec, docs, repeats, limit)}
+        merged[spec.name] = {**theirs, **own_results(folder, spec, docs, repeats, selection)}
     kept = {k: values[k] for k in ("versions", "n-shot", "higher_is_better", "n-samples") if k in values}
     configs = {name: _plain_config(config) for name, config in values.get("configs", {}).items()}
-    return {"results": merged, "limit": limit, "context": context, **_jsonable(kept), "configs": configs}
+    return {
+        "results": merged, "limit": selection.limit, "doc_ids": selection.named, "context": context,
+        **_jsonable(kept), "configs": configs,
+    }  # fmt: skip
 
 
 def _perplexity(samples: list[dict[str, Any]], docs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,12 +106,14 @@ def _jsonable(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def report(folder: RunFolder, results: dict[str, Any], *, finished_before: bool) -> dict[str, Any]:
+def report(
+    folder: RunFolder, results: dict[str, Any], expected: int, max_failed: float, *, finished_before: bool
+) -> dict[str, Any]:
     """What ``run_eval`` returns: the results, and whether they can be relied on."""
-    failed = sum(sample["finish_reason"] == "error" for sample in folder.samples.values())
-    error = "; ".join(filter(None, (_failures(folder, failed, results), _too_long(results))))
+    faults = (_failures(folder, folder.failed, results), _empty(folder, expected, max_failed), _too_long(results))
+    error = "; ".join(filter(None, faults))
     return {
-        **results, "run": str(folder.path), "finished_before": finished_before, "failed": failed,
+        **results, "run": str(folder.path), "finished_before": finished_before, "failed": folder.failed,
         "error": error or None, "exit_code": 1 if error else 0,
     }  # fmt: skip
 
@@ -117,6 +126,16 @@ def _failures(folder: RunFolder, failed: int, results: Mapping[str, Any]) -> str
     return (
         f"{failed} of {len(folder.samples)} samples failed and score 0, as their logits were not finite ({tasks}), in "
         f"run {folder.path}: mend the model or its settings; the same command makes these samples again"
+    )
+
+
+def _empty(folder: RunFolder, expected: int, max_failed: float) -> str | None:
+    samples = folder.samples
+    if not samples.empty or not failures.too_many(samples, expected, max_failed):
+        return None
+    return (
+        f"{failures.counts(samples)}, more than --max-failed {max_failed:g} of the run allows: see the texts in "
+        f"{folder.file}, the chat template and the settings"
     )
 
 

@@ -2,9 +2,10 @@
 
 A sample is appended as one line by one write and flushed to the disk before the next is begun, so a kill leaves at
 most one torn line at the end, which the next opening cuts off. What may not change between sittings stands in
-``run.json`` under "settings"; a difference is refused by name, so samples of two kinds never share a file. One
-writer at a time holds the folder (see `claim`). A folder is looked at before anything is written into it, and a call
-that fails before its run's first sample leaves it as it was.
+``run.json`` under "settings"; a difference is refused by name, so samples of two kinds never share a file. Repeats
+stand beside them: they may be raised, which adds samples and changes none. One writer at a time holds the folder (see
+`claim`). A folder is looked at before anything is written into it, and a call that fails before its run's first sample
+leaves it as it was.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from resetcli.base.errors import ResetError
 from resetcli.base.files import read_json, write_json
 from resetcli.evaluation.claim import LOCK, Claim
+from resetcli.evaluation.index import SampleIndex
+from resetcli.evaluation.lines import append, encode_line, whole_lines
 from resetcli.evaluation.samples import REMEDY, SAMPLE_KEYS, Asked, parse_sample, read_lines
 
 RUN, SAMPLES, RESULTS = "run.json", "samples.jsonl", "results.json"
-
-Key = tuple[str, Any, int]
-"""(task, doc_id, repeat): what identifies a sample."""
+PACKED = f"{SAMPLES}.gz"
 
 
 def settings_hash(settings: dict[str, Any]) -> str:
@@ -59,16 +60,27 @@ class RunFolder:
         path: made if missing.
         settings: what must be equal for samples to share the folder; a JSON object.
         asked: the samples that the run asks for; None takes any with the right types.
+        repeats: of each document; may be raised between sittings.
+        packed: a new run keeps its samples in a gzip file; a run that has samples keeps the file it has.
 
     Raises:
-        ResetError: not a run's folder, another writer, other settings (named), a damaged file or a sample that is
-            none of this run's (file and line), no room.
+        ResetError: not a run's folder, another writer, other settings (named), fewer repeats than before, a damaged
+            file or a sample that is none of this run's (file and line), no room.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], asked: Asked | None = None):
+    def __init__(
+        self,
+        path: Path,
+        settings: dict[str, Any],
+        asked: Asked | None = None,
+        *,
+        repeats: int | None = None,
+        packed: bool = False,
+    ):
         self.path = Path(path)
         self.settings = json.loads(json.dumps(settings))
-        self.samples: dict[Key, dict[str, Any]] = {}
+        self.repeats = repeats
+        self.samples = SampleIndex()
         self._asked = asked
         self._out: int | None = None
         self._begun = False
@@ -78,6 +90,9 @@ class RunFolder:
             self.header = self._read_header()
             if self.header is not None:
                 self.check("settings", self.settings)
+                if repeats is not None and (before := repeats_of(self.header)) is not None and before > repeats:
+                    self._refuse([f"repeats ({before}, now {repeats}: they can be raised only)"])
+            self.file = sample_file(self.path) or self.path / (PACKED if packed else SAMPLES)
             self._load_samples()
         except BaseException:
             self.close(failed=True)
@@ -94,7 +109,7 @@ class RunFolder:
         if self._out is not None:
             os.close(self._out)
             self._out = None
-        if failed and self._begun and not (self.path / SAMPLES).exists():
+        if failed and self._begun and not self.file.exists():
             with contextlib.suppress(OSError):
                 (self.path / RUN).unlink()
         self._claim.release(undo=not (self.path / RUN).exists())
@@ -124,25 +139,41 @@ class RunFolder:
             ResetError: what differs, by name, old against new.
         """
         assert self.header is not None
-        changed = differences(self.header.get(section), json.loads(json.dumps(value)))
-        if changed:
-            raise ResetError(
-                f"run {self.path} was begun with other settings: {'; '.join(changed)}; repeat them or choose another -o"
-            )
+        # Versions before repeats could be raised kept them among the settings.
+        known = {k: v for k, v in self.header.get(section, {}).items() if (section, k) != ("settings", "repeats")}
+        if changed := differences(known, json.loads(json.dumps(value))):
+            self._refuse(changed)
+
+    def _refuse(self, changed: list[str]) -> NoReturn:
+        raise ResetError(
+            f"run {self.path} was begun with other settings: {'; '.join(changed)}; repeat them or choose another -o"
+        )
 
     def begin(self, header: dict[str, Any]) -> None:
-        """Write ``run.json``: ``header`` with the settings."""
-        self.header = {**header, "settings": self.settings}
+        """Write ``run.json``: ``header`` with the repeats and settings."""
+        self.header = {**header, "repeats": self.repeats, "settings": self.settings}
         self._begun = True
         write_json(self.path / RUN, self.header)
 
+    def raise_repeats(self) -> None:
+        """Put a larger number of repeats into ``run.json``; results of the smaller one go."""
+        assert self.header is not None
+        if self.repeats is None or repeats_of(self.header) == self.repeats:
+            return
+        try:
+            (self.path / RESULTS).unlink(missing_ok=True)
+        except OSError as exc:
+            raise ResetError(f"cannot remove {self.path / RESULTS}: {exc.strerror or exc}; choose another -o") from exc
+        settings = {k: v for k, v in self.header["settings"].items() if k != "repeats"}
+        self.header = {**self.header, "repeats": self.repeats, "settings": settings}
+        write_json(self.path / RUN, self.header)
+
     def _load_samples(self) -> None:
-        path = self.path / SAMPLES
+        path = self.file
         if not path.exists():
             return
         whole = 0
-        for number, line in read_lines(path):
-            whole += len(line)
+        for number, line, whole in whole_lines(path):  # noqa: B007  the last whole line's end is wanted below
             sample = parse_sample(line, path, number)
             if self._asked is not None and (fault := self._asked.fault(sample)) is not None:
                 raise ResetError(f"{path}, line {number}: {fault}; {REMEDY}")
@@ -158,7 +189,7 @@ class RunFolder:
     @property
     def failed(self) -> int:
         """Samples lost to logits that are not finite."""
-        return sum(sample["finish_reason"] == "error" for sample in self.samples.values())
+        return self.samples.failed
 
     def forget_failed(self) -> None:
         """Take failed samples out of the file, in one step, and with them the results: they are to be made again.
@@ -168,30 +199,40 @@ class RunFolder:
         """
         if not self.failed:
             return
-        path, scratch = self.path / SAMPLES, self.path / f".tmp-{SAMPLES}"
+        self.rewrite(lambda sample: None if sample["finish_reason"] == "error" else sample)
+        self.samples.discard_failed()
+
+    def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+        """Put ``change(sample)`` in the place of each line, nothing where that is None, in one step; results go.
+
+        Raises:
+            ResetError: the disk is full or failing; the file is as it was.
+        """
+        scratch = self.path / f".tmp-{self.file.name}"
         try:
             (self.path / RESULTS).unlink(missing_ok=True)
             with open(scratch, "wb") as stream:
-                for number, line in read_lines(path):
-                    if parse_sample(line, path, number)["finish_reason"] != "error":
-                        stream.write(line)
+                for number, line in read_lines(self.file):
+                    sample = parse_sample(line, self.file, number)
+                    if (changed := change(sample)) is not None:
+                        stream.write(encode_line(line if changed is sample else _line(changed), self.file))
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(scratch, path)
+            os.replace(scratch, self.file)
         except OSError as exc:
-            raise ResetError(
-                f"cannot write {path}: {exc.strerror or exc}; free space, and the same command goes on"
-            ) from exc
+            raise self._full(exc) from exc
         finally:
             scratch.unlink(missing_ok=True)
-        self.samples = {key: s for key, s in self.samples.items() if s["finish_reason"] != "error"}
+
+    def _full(self, exc: OSError) -> ResetError:
+        return ResetError(f"cannot write {self.file}: {exc.strerror or exc}; free space, and the same command goes on")
 
     def _remember(self, sample: dict[str, Any], where: str) -> None:
         key = (sample["task"], sample["doc_id"], sample["repeat"])
         if key in self.samples:
             raise ResetError(f"{where}: a second sample of task {key[0]}, document {key[1]}, repeat {key[2]}")
         # Texts stay on the disk: a run of many long thoughts would not fit into memory.
-        self.samples[key] = {k: sample[k] for k in SAMPLE_KEYS if k != "text"}
+        self.samples.add(sample)
 
     def add(self, sample: dict[str, Any]) -> None:
         """Append one sample (exactly ``SAMPLE_KEYS``); it is on the disk when this returns.
@@ -200,28 +241,18 @@ class RunFolder:
             ResetError: the disk is full or failing; the file keeps its whole lines only.
         """
         assert tuple(sample) == SAMPLE_KEYS, f"a sample has exactly the keys {SAMPLE_KEYS}"
-        line = (json.dumps(sample, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
-        self._remember(sample, str(self.path / SAMPLES))
-        size: int | None = None
+        data = encode_line(_line(sample), self.file)
+        self._remember(sample, str(self.file))
         try:
             if self._out is None:
-                self._out = os.open(self.path / SAMPLES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            size = os.fstat(self._out).st_size
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._out, left) :]
-            os.fsync(self._out)
+                self._out = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            append(self._out, data)
         except OSError as exc:
-            if self._out is not None and size is not None:
-                os.ftruncate(self._out, size)
-            raise ResetError(
-                f"cannot write {self.path / SAMPLES}: {exc.strerror or exc}; free space, and the same command goes on"
-            ) from exc
+            raise self._full(exc) from exc
 
-    def of_task(self, task: str) -> list[dict[str, Any]]:
-        """The task's sample records without text, sorted by document id (as text) and repeat."""
-        found = [sample for key, sample in self.samples.items() if key[0] == task]
-        return sorted(found, key=lambda s: (str(s["doc_id"]), s["repeat"]))
+    def of_task(self, task: str) -> Iterator[dict[str, Any]]:
+        """The task's sample records without text, one at a time, by document id (as text) and repeat."""
+        return self.samples.of_task(task)
 
     def results(self) -> Any:
         """What ``results.json`` holds; None if it is missing or no JSON, for it can be made again from the samples.
@@ -244,13 +275,35 @@ class RunFolder:
         write_json(self.path / RESULTS, results)
 
 
+def _line(sample: dict[str, Any]) -> bytes:
+    return (json.dumps(sample, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
+
+
+def repeats_of(header: dict[str, Any]) -> int | None:
+    """Repeats of a run, from its ``run.json``."""
+    repeats = header.get("repeats", header["settings"].get("repeats"))
+    return repeats if isinstance(repeats, int) else None
+
+
+def sample_file(folder: Path) -> Path | None:
+    """The file of a run's samples, ``samples.jsonl`` or ``samples.jsonl.gz``; None if it has neither.
+
+    Raises:
+        ResetError: it has both.
+    """
+    found = [folder / name for name in (SAMPLES, PACKED) if (folder / name).exists()]
+    if len(found) > 1:
+        raise ResetError(f"run {folder} has both {SAMPLES} and {PACKED}; remove the one that is not its own")
+    return found[0] if found else None
+
+
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a run's samples.jsonl, or of that file, one at a time; a torn last line is left out.
+    """The whole lines of a run's samples, or of such a file, one at a time; a torn last line is left out.
 
     Raises:
         ResetError: missing, or a line that is no sample.
     """
     path = Path(path)
-    path = path / SAMPLES if path.is_dir() else path
+    path = (sample_file(path) or path / SAMPLES) if path.is_dir() else path
     for number, line in read_lines(path):
         yield parse_sample(line, path, number)

@@ -16,12 +16,16 @@ from typing import Any
 
 from resetcli.base.errors import ResetError
 from resetcli.base.seeds import sample_seed
+from resetcli.evaluation.lines import whole_lines
 
 SAMPLE_KEYS = (
     "task", "doc_id", "repeat", "seed", "prompt_sha256", "text", "n_tokens", "finish_reason", "answer", "target",
-    "score", "why",
+    "score", "why", "prompt",
 )  # fmt: skip
-"""The keys of a line of samples.jsonl, all and in this order."""
+"""The keys of a line of samples.jsonl, all and in this order. "prompt" is the exact text that the model read; runs of
+versions that did not keep it go on without."""
+
+OPTIONAL = frozenset({"prompt"})
 
 REMEDY = "restore the file or choose another -o"
 
@@ -55,6 +59,7 @@ TYPES = {
     "target": (_text_or_null, "a text or null"),
     "score": (_finite, "a finite number"),
     "why": (lambda v: v in ("correct", "wrong", "unparsed", "truncated", "loglikelihood"), "a verdict"),
+    "prompt": (_text, "a text"),
 }
 """Of each key: whether a value may stand there, and what may, in words."""
 
@@ -100,29 +105,22 @@ def parse_sample(line: bytes, path: Path, number: int) -> dict[str, Any]:
         sample = json.loads(line)
     except (ValueError, RecursionError) as exc:
         raise ResetError(f"{where} is not JSON ({exc}); {REMEDY}") from exc
-    if not isinstance(sample, dict) or set(sample) != set(SAMPLE_KEYS):
+    if not isinstance(sample, dict) or set(sample) | OPTIONAL != set(SAMPLE_KEYS):
         raise ResetError(f"{where} is not a sample of a run; {REMEDY}")
     for key, (fits, words) in TYPES.items():
-        if not fits(sample[key]):
+        if key in sample and not fits(sample[key]):
             raise ResetError(f'{where}: "{key}" must be {words}, not {_shown(sample[key])}; {REMEDY}')
     return sample
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, bytes) of each whole line; a torn last line is left out.
+    """(number from 1, bytes) of each whole line, of a gzip file too; a torn last line is left out.
 
     Raises:
         ResetError: missing, no file, or unreadable.
     """
-    if path.exists() and not path.is_file():
-        raise ResetError(f"{path} is not a file; remove it or choose another -o")
-    try:
-        with open(path, "rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.endswith(b"\n"):
-                    yield number, line
-    except OSError as exc:
-        raise ResetError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    for number, line, _end in whole_lines(path):
+        yield number, line
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,98 @@
+"""Files of lines that only grow, plain or gzip, and what a kill in the middle of a write leaves of them.
+
+A plain file's last line is torn if it has no line end. In a gzip file each line is a member of its own, so a line can
+be flushed to the disk when it is written and a torn one cut off without touching those before it; `zcat`, `gzip` and
+Python read members one after the other as one text. What that costs is compression across lines; within one long
+line, a thought of thousands of tokens, little is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from resetcli.base.errors import ResetError
+
+GZIP = 31
+"""zlib's ``wbits`` for the gzip format."""
+
+CHUNK = 1 << 16
+
+
+def is_gzip(path: Path) -> bool:
+    """By the name: ``.gz``."""
+    return path.suffix == ".gz"
+
+
+def encode_line(line: bytes, path: Path) -> bytes:
+    """The bytes of one line, which ends in a line end, in the file ``path``. Equal lines have equal bytes."""
+    if not is_gzip(path):
+        return line
+    packer = zlib.compressobj(6, zlib.DEFLATED, GZIP)
+    return packer.compress(line) + packer.flush()
+
+
+def whole_lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    """(number from 1, line with its end, file offset up to which all is whole) of each whole line.
+
+    What is torn at the end, or zeros there, is left out.
+
+    Raises:
+        ResetError: missing, no file, unreadable, or a gzip file damaged before its end.
+    """
+    if path.exists() and not path.is_file():
+        raise ResetError(f"{path} is not a file; remove it or choose another -o")
+    try:
+        with open(path, "rb") as stream:
+            if is_gzip(path):
+                yield from _members(stream, path)
+                return
+            end = 0
+            for number, line in enumerate(stream, 1):
+                end += len(line)
+                if line.endswith(b"\n"):
+                    yield number, line, end
+    except OSError as exc:
+        raise ResetError(f"cannot read {path}: {exc.strerror or exc}") from exc
+
+
+def _members(stream: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int]]:
+    number = end = 0
+    data = stream.read(CHUNK)
+    while data:
+        unpacker, parts = zlib.decompressobj(GZIP), []
+        try:
+            while not unpacker.eof:
+                if not data:
+                    return
+                parts.append(unpacker.decompress(data))
+                data = unpacker.unused_data or stream.read(CHUNK)
+        except zlib.error as exc:
+            stream.seek(end)
+            if not any(any(rest) for rest in iter(lambda: stream.read(CHUNK), b"")):
+                return
+            raise ResetError(f"{path} is damaged at byte {end} ({exc}); restore it or choose another -o") from exc
+        end = stream.tell() - len(data)
+        for line in b"".join(parts).removesuffix(b"\n").split(b"\n"):
+            number += 1
+            yield number, line + b"\n", end
+
+
+def append(handle: int, data: bytes) -> None:
+    """Write ``data`` at the end of the open file and flush it to the disk; on an error the file is as it was.
+
+    Raises:
+        OSError: the disk is full or failing.
+    """
+    size = os.fstat(handle).st_size
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, size)
+        raise
