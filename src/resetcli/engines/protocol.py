@@ -23,6 +23,7 @@ class Request:
 
     ``seed`` is the sample's 63-bit key (``base.seeds.sample_seed``); draws depend on it and the position only.
     ``stop`` strings end the text before their first occurrence; ``ignore_eos`` runs to the limit (benchmarks).
+    ``watched``: its tokens go to ``on_token``, where a call has one; an engine may pass on unwatched ones too.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Request:
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    watched: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Engine(Protocol):
     ) -> Iterator[Completion]:
         """Completions in the order in which requests finish. ``requests`` is read lazily as room appears.
 
-        ``on_token`` is called for each token, in order within a request, before its completion is yielded.
+        ``on_token`` is called for each token of watched requests, in order within a request, before its completion
+        is yielded.
         Closing the iterator (or Ctrl-C) stops the work; what was yielded stands.
         """
         ...

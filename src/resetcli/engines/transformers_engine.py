@@ -194,7 +194,7 @@ class _Run:
         self.engine = engine
         self.settings = settings
         self.on_token = on_token
-        self.with_entropy = settings.needs_entropy or keep_entropies or on_token is not None
+        self.with_entropy = settings.needs_entropy or keep_entropies
         self.trash = engine.info.batch_size  # slot of padding rows
         self.policy = StepPolicy(settings, engine._table, slots=self.trash + 1, device=engine.runner.device)
         self.device = engine.runner.device
@@ -221,7 +221,8 @@ class _Run:
             last[i] = r.tokens[-1] if r.tokens else -1
         slots_t = torch.tensor(slots, device=self.device)
         entropy = log_z = None
-        if self.with_entropy:
+        watched = self.on_token is not None and any(r.request.watched for r in running)
+        if self.with_entropy or watched:
             entropy, log_z = entropy_stats(logits)
         out = self.policy.step(slots_t, entropy, torch.tensor(last, device=self.device))
         s = self.settings
@@ -239,7 +240,7 @@ class _Run:
             "uncertain": out.uncertain,
             "entropy": out.entropy,
         }
-        if self.on_token is not None:
+        if watched:
             assert log_z is not None
             columns |= {
                 "step": out.step,
@@ -281,7 +282,7 @@ class _Run:
                 r.finish = "length"
         if r.finish:
             piece += r.stream.finish()
-        if self.on_token is not None:
+        if self.on_token is not None and r.request.watched:
             self.on_token(self._event(r, piece, drawn))
 
     def _event(self, r: _Running, piece: str, drawn: dict[str, float]) -> TokenEvent:

@@ -6,9 +6,11 @@ Needs no lm-eval, so the bookkeeping can be used and tested without it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from resetcli.engines.protocol import TokenEvent
 
 
 class Output(str):
@@ -50,6 +52,10 @@ class Recorder(Protocol):
 
     def plan(self, jobs: Sequence[Job]) -> None:
         """Told once, before generating, what is left to make."""
+        ...
+
+    def watch(self, requests: Iterable[tuple[str, Job]]) -> tuple[Collection[str], Callable[[TokenEvent], None]]:
+        """Of the requests to come, by name: the names of those whose tokens it wants, and who takes them."""
         ...
 
     def add(self, job: Job, text: str, n_tokens: int, finish_reason: str, error: str | None) -> Mapping[str, Any]:

@@ -185,10 +185,16 @@ class ResetLM(Likelihoods):
                 todo[f"{job.task}/{job.doc_id}{part}/{job.repeat}"] = (index, job)
         if self.recorder is not None:
             self.recorder.plan([job for _, job in todo.values()])
+            watched, on_token = self.recorder.watch((name, job) for name, (_, job) in todo.items())
+        else:
+            watched, on_token = (), None
         for settings in dict.fromkeys(self.settings_of(job.task) for _, job in todo.values()):
             batch = {name: pair for name, pair in todo.items() if self.settings_of(pair[1].task) == settings}
-            feed = (Request(name, job.ids, job.seed, job.limit, stop=job.stop) for name, (_, job) in batch.items())
-            made = cast("Generator[Completion, None, None]", self.engine.generate(feed, settings))
+            feed = (
+                Request(name, job.ids, job.seed, job.limit, stop=job.stop, watched=name in watched)
+                for name, (_, job) in batch.items()
+            )
+            made = cast("Generator[Completion, None, None]", self.engine.generate(feed, settings, on_token=on_token))
             with contextlib.closing(made) as stream:
                 for done in stream:
                     index, job = batch[done.request_id]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
-from resetcli.engines.protocol import Engine, Request
+from resetcli.engines.protocol import Engine, Request, TokenEvent
 from resetcli.evaluation import failures
 from resetcli.evaluation.jobs import Job
 from resetcli.evaluation.judge import Judge
 from resetcli.evaluation.runs import RunFolder
 from resetcli.evaluation.tasks import TaskSpec
+from resetcli.evaluation.traces import ExampleTraces
 from resetcli.policy.settings import PolicySettings
 
 PROBE_TOKENS = 16
@@ -50,6 +51,9 @@ class RunRecorder:
         self.advance: Callable[[int], None] = lambda n: None
         self.made = self.tokens = 0
         self.seconds = self.bookkeeping = 0.0
+        self.traces = ExampleTraces(
+            folder.path, policies, model=engine.info.model, seed=folder.settings.get("seed", 0), reporter=reporter
+        )
         self._second_look = self._left = 0
         self._started = time.perf_counter()
 
@@ -81,6 +85,10 @@ class RunRecorder:
         self._second_look = max(self.engine.info.batch_size, len(jobs) // 10) if len(jobs) > 20 else 0
         self._left = len(jobs)
         self._started = time.perf_counter()
+
+    def watch(self, requests: Iterable[tuple[str, Job]]) -> tuple[Collection[str], Callable[[TokenEvent], None]]:
+        self.traces.choose(requests)
+        return self.traces.names, self.traces.on_token
 
     def _probe(self, jobs: Sequence[Job], most: int) -> float | None:
         """Tokens/s of a first batch of these prompts, prefill apart, at a cost of a twentieth of the run or four tokens
@@ -138,6 +146,7 @@ class RunRecorder:
                 "prompt": job.prompt,
             }
         )  # fmt: skip
+        self.traces.finished(job)
         self.made += 1
         self.tokens += n_tokens
         self.seconds = time.perf_counter() - self._started
