@@ -90,40 +90,70 @@ DEVICE u64 descriptor(u32 low, u32 high) {
   return d;
 }
 
-// Four wgmma m64nXk32 over one chunk, each into sums of its own; waits for them.
+// Four wgmma m64nXk32 over one chunk, each into sums of its own, are started; `finish` waits for them.
 #if SPREAD
 static constexpr int SUMS = 8;
-DEVICE void multiply(float (&d)[32], const u32 (&a)[16], u64 b0, u64 b1, u64 b2, u64 b3) {
+DEVICE void start(float (&d)[32], const u32 (&a)[16], u64 b0, u64 b1, u64 b2, u64 b3) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %52, 0;\nwgmma.fence.sync.aligned;\n"
       "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7},{%32,%33,%34,%35},%48,p,1,1;\n"
       "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%8,%9,%10,%11,%12,%13,%14,%15},{%36,%37,%38,%39},%49,p,1,1;\n"
       "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%16,%17,%18,%19,%20,%21,%22,%23},{%40,%41,%42,%43},%50,p,1,1;\n"
       "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%24,%25,%26,%27,%28,%29,%30,%31},{%44,%45,%46,%47},%51,p,1,1;\n"
-      "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n}"
-      : "=&f"(d[0]), "=&f"(d[1]), "=&f"(d[2]), "=&f"(d[3]), "=&f"(d[4]), "=&f"(d[5]), "=&f"(d[6]), "=&f"(d[7]),
-        "=&f"(d[8]), "=&f"(d[9]), "=&f"(d[10]), "=&f"(d[11]), "=&f"(d[12]), "=&f"(d[13]), "=&f"(d[14]), "=&f"(d[15]),
-        "=&f"(d[16]), "=&f"(d[17]), "=&f"(d[18]), "=&f"(d[19]), "=&f"(d[20]), "=&f"(d[21]), "=&f"(d[22]), "=&f"(d[23]),
-        "=&f"(d[24]), "=&f"(d[25]), "=&f"(d[26]), "=&f"(d[27]), "=&f"(d[28]), "=&f"(d[29]), "=&f"(d[30]), "=&f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]),
-        "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b0), "l"(b1), "l"(b2), "l"(b3), "r"(0)
+      "wgmma.commit_group.sync.aligned;\n}"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+        "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+        "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]),
+        "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b0), "l"(b1),
+        "l"(b2), "l"(b3), "r"(0)
       : "memory");
+}
+// Both decoded chunks pass through, so that neither is overwritten before nor worked out after the wait.
+DEVICE void finish(float (&d)[32], u32 (&a)[16], u32 (&next)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                 "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                 "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                 "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]),
+                 "+r"(a[4]), "+r"(a[5]), "+r"(a[6]), "+r"(a[7]), "+r"(a[8]), "+r"(a[9]), "+r"(a[10]),
+                 "+r"(a[11]), "+r"(a[12]), "+r"(a[13]), "+r"(a[14]), "+r"(a[15]), "+r"(next[0]), "+r"(next[1]),
+                 "+r"(next[2]), "+r"(next[3]), "+r"(next[4]), "+r"(next[5]), "+r"(next[6]), "+r"(next[7]),
+                 "+r"(next[8]), "+r"(next[9]), "+r"(next[10]), "+r"(next[11]), "+r"(next[12]), "+r"(next[13]),
+                 "+r"(next[14]), "+r"(next[15])
+               :: "memory");
 }
 #else
 static constexpr int SUMS = 4;
-DEVICE void multiply(float (&d)[16], const u32 (&a)[16], u64 b0, u64 b1, u64 b2, u64 b3) {
+DEVICE void start(float (&d)[16], const u32 (&a)[16], u64 b0, u64 b1, u64 b2, u64 b3) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %36, 0;\nwgmma.fence.sync.aligned;\n"
       "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3},{%16,%17,%18,%19},%32,p,1,1;\n"
       "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%4,%5,%6,%7},{%20,%21,%22,%23},%33,p,1,1;\n"
       "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%8,%9,%10,%11},{%24,%25,%26,%27},%34,p,1,1;\n"
       "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%12,%13,%14,%15},{%28,%29,%30,%31},%35,p,1,1;\n"
-      "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n}"
-      : "=&f"(d[0]), "=&f"(d[1]), "=&f"(d[2]), "=&f"(d[3]), "=&f"(d[4]), "=&f"(d[5]), "=&f"(d[6]), "=&f"(d[7]),
-        "=&f"(d[8]), "=&f"(d[9]), "=&f"(d[10]), "=&f"(d[11]), "=&f"(d[12]), "=&f"(d[13]), "=&f"(d[14]), "=&f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]),
-        "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b0), "l"(b1), "l"(b2), "l"(b3), "r"(0)
+      "wgmma.commit_group.sync.aligned;\n}"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+        "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]),
+        "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b0), "l"(b1),
+        "l"(b2), "l"(b3), "r"(0)
       : "memory");
+}
+// Both decoded chunks pass through, so that neither is overwritten before nor worked out after the wait.
+DEVICE void finish(float (&d)[16], u32 (&a)[16], u32 (&next)[16]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                 "+f"(d[15]), "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]), "+r"(a[4]), "+r"(a[5]),
+                 "+r"(a[6]), "+r"(a[7]), "+r"(a[8]), "+r"(a[9]), "+r"(a[10]), "+r"(a[11]), "+r"(a[12]),
+                 "+r"(a[13]), "+r"(a[14]), "+r"(a[15]), "+r"(next[0]), "+r"(next[1]), "+r"(next[2]),
+                 "+r"(next[3]), "+r"(next[4]), "+r"(next[5]), "+r"(next[6]), "+r"(next[7]), "+r"(next[8]),
+                 "+r"(next[9]), "+r"(next[10]), "+r"(next[11]), "+r"(next[12]), "+r"(next[13]), "+r"(next[14]),
+                 "+r"(next[15])
+               :: "memory");
 }
 #endif
 
@@ -164,10 +194,11 @@ DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
 // y        [M, N] fp16 or bf16
 // units    of 16 rows of a cluster; the last one has `last_units`
 // sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other quads
+// per_sliced, per_stride  1/sliced in 256ths and sliced/GROUPS in 65536ths, rounded up: divisions take long
 // share, extra  chunks of a warpgroup's slice of K; one more for the first `extra` of them, counted over the cluster
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int units,
-                int last_units, int sliced, int share, int extra, int bf16, int pdl) {
+                int last_units, int sliced, int per_sliced, int per_stride, int share, int extra, int bf16, int pdl) {
 #if HAS_CLUSTER
   extern __shared__ __align__(128) u8 shared[];
   u32 rank, ranks, cluster, clusters;
@@ -178,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const u32 tid = keep(threadIdx.x), lane = tid & 31, row = lane >> 2, t = lane & 3;
   const int group = __shfl_sync(~0u, tid >> 7, 0), warp = __shfl_sync(~0u, (tid >> 5) & 3, 0);
   // Slices of K are numbered through the cluster; chunk and length are this warpgroup's, x_chunk0 and x_length the CTA's.
-  const int first_quad = group / sliced, stride = GROUPS / sliced;
+  const int first_quad = group * per_sliced >> 8, stride = GROUPS * per_sliced >> 8, rank_bits = 31 - __clz(ranks);
   const int slice = rank * sliced + group - first_quad * sliced, parts = ranks * sliced;
   const int chunk = slice * share + min(slice, extra), length = share + (slice < extra);
   const int begins = rank * sliced, chunk0 = begins * share + min(begins, extra);
@@ -192,9 +223,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int of_quads = 4 * first_quad + slot, unit = first_unit + of_quads;
   const u8* from = weights + (size_t)((unit >> 2) * chunks + chunk) * CHUNK + (unit & 3) * WARP_CHUNK + lane * 16;
   // Requests run ahead of the products: chunk by chunk, then on to this warp's unit in the warpgroup's next quad.
-  int left = of_quads < units ? ((units - of_quads + 4 * stride - 1) / (4 * stride)) * length : 0, in_quad = length;
+  int left = of_quads < units ? ((units - of_quads + 4 * stride - 1) / 4 * per_stride >> 16) * length : 0, in_quad = length;
   const u32 to_next = keep((stride * chunks - length + 1) * CHUNK);
   const int length_kept = keep(length);
+  int own = left;  // chunks yet to be multiplied
   const bool holds_scales = lane < 8;
   auto request = [&](u32 to) {
     const bool wanted = left > 0;
@@ -227,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   commit();
 #pragma unroll
   for (int s = EARLY; s < STAGES - 1; s++) request(ring_begin + s * WARP_CHUNK);
-  const int mine = (int)rank < quads ? (quads - (int)rank + (int)ranks - 1) / (int)ranks : 0;  // quads that meet here
+  const int mine = (quads - (int)rank + (int)ranks - 1) >> rank_bits;  // quads that meet here
   const bool shares = ranks > 1;
   if (shares && tid == 0) {
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(gate) : "memory");
@@ -250,62 +282,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int i = 0; i < 16; i++) a[i] = 0;
     const u64 b = descriptor(x_low, SPREAD ? step : 8);
-    multiply(d, a, b, b, b, b);
+    start(d, a, b, b, b, b);
+    finish(d, a, a);
   }
   wait_copies<STAGES - 1 - EARLY>();
   publish();
   __syncthreads();
   if (shares) {
     if (tid == 0) {
-      const int met = 4 * mine - ((quads - 1) % ranks == rank ? 4 * quads - units : 0);
+      const int met = 4 * mine - (((quads - 1) & (ranks - 1)) == rank ? 4 * quads - units : 0);
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(gate), "r"(met * parts * (PART / 4)) : "memory");
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   }
 
-  u32 stage = ring_begin, before = ring_end - WARP_CHUNK;      // this lane's 16 bytes
   const u32 to_scales = keep(1024 + row * 16 - lane * 16), skipped = chunk - chunk0;
   const u32 first_scales = keep(x_scales + t * (SPREAD ? 32 : 16)) + skipped * scale_chunk, first_x = x_low + skipped * x_chunk;
+  const u32 first_high = SPREAD ? step * (4 * skipped + 1) : 8, up = SPREAD ? step : 0;
+  u32 slot_now = ring_begin, slot_before = ring_end - WARP_CHUNK;      // this lane's 16 bytes
+  u32 x_at = first_x, high = first_high, scales_at = first_scales;
+  int turn = length, quad = first_quad;
   bool unmet = shares;  // by the cluster's other CTAs
-  for (int quad = first_quad; quad < quads; quad += stride) {
-    const bool active = 4 * quad + slot < units;
-    float total[SUMS];
+  float total[SUMS];
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
-    u32 x_at = first_x, high = SPREAD ? step * (4 * skipped + 1) : 8, scales_at = first_scales;
-    for (int turn = length; turn > 0; turn--) {
-      u32 a[16], s[4], u[4];
-#if SPREAD
-      u32 v[4];
-#endif
-      if (active) {
-        wait_copies<STAGES - 2>();
-        __syncwarp();
-        const uint4 w0 = shared16(stage), w1 = shared16(stage + 512);
-        unpack(s, shared16(stage + to_scales));
-        unpack(u, shared16(scales_at));
-#if SPREAD
-        unpack(v, shared16(scales_at + 16));
-#endif
-        request(before);
-        before = stage;
-        stage += WARP_CHUNK;
-        if (stage == ring_end) stage = ring_begin;
-        const u32 w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+  for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
+
+  // While wgmma multiplies a chunk, the next one is decoded.
+  auto decode = [&](u32 from_slot, u32 (&a)[16]) {
+    const uint4 w0 = shared16(from_slot), w1 = shared16(from_slot + 512);
+    const u32 w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-          a[4 * j] = first_four(w[2 * j]);
-          a[4 * j + 1] = first_four(w[2 * j + 1]);
-          a[4 * j + 2] = second_four(w[2 * j]);
-          a[4 * j + 3] = second_four(w[2 * j + 1]);
-        }
-      }
-      const u32 up = SPREAD ? step : 0;
-      float d[4 * SUMS];
-      multiply(d, a, descriptor(x_at, high), descriptor(x_at + x_next, high + up),
-               descriptor(x_at + 2 * x_next, high + 2 * up), descriptor(x_at + 3 * x_next, high + 3 * up));
-      if (active)
+    for (int j = 0; j < 4; j++) {
+      a[4 * j] = first_four(w[2 * j]);
+      a[4 * j + 1] = first_four(w[2 * j + 1]);
+      a[4 * j + 2] = second_four(w[2 * j]);
+      a[4 * j + 3] = second_four(w[2 * j + 1]);
+    }
+  };
+  auto one_chunk = [&](u32 (&now)[16], u32 (&next)[16]) {
+    float d[4 * SUMS];
+    start(d, now, descriptor(x_at, high), descriptor(x_at + x_next, high + up), descriptor(x_at + 2 * x_next, high + 2 * up),
+          descriptor(x_at + 3 * x_next, high + 3 * up));
+    u32 s[4], u[4];
+    unpack(s, shared16(slot_now + to_scales));
+    unpack(u, shared16(scales_at));
+#if SPREAD
+    u32 v[4];
+    unpack(v, shared16(scales_at + 16));
+#endif
+    u32 slot_next = slot_now + WARP_CHUNK;
+    if (slot_next == ring_end) slot_next = ring_begin;
+    if (own > 1) {
+      wait_copies<STAGES - 3>();
+      __syncwarp();
+      request(slot_before);
+      decode(slot_next, next);
+    }
+    finish(d, now, next);
+    if (own > 0)
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         // rows r and r + 8; in each pair the first and the second block of 32 columns
@@ -328,15 +363,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
 #endif
       }
-      x_at += x_chunk;
-      high += 4 * up;
-      scales_at += scale_chunk;
-    }
+    own--;
+    slot_before = slot_now;
+    slot_now = slot_next;
+    x_at += x_chunk;
+    high += 4 * up;
+    scales_at += scale_chunk;
+    if (--turn) return;
     // Barriers and shared memory of the whole cluster must exist before anything is sent.
     if (unmet) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     unmet = false;
-    const u32 place = received + ((quad / ranks) * parts + slice) * PART + (slot * 32 + lane) * (PART / 128);
-    if (active) deliver(total, place, quad % ranks, gate, shares);
+    const u32 place = received + ((quad >> rank_bits) * parts + slice) * PART + (slot * 32 + lane) * (PART / 128);
+    if (own >= 0) deliver(total, place, quad & (ranks - 1), gate, shares);
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
+    turn = length;
+    quad += stride;
+    x_at = first_x;
+    high = first_high;
+    scales_at = first_scales;
+  };
+  u32 even[16], odd[16];
+#pragma unroll
+  for (int i = 0; i < 16; i++) even[i] = odd[i] = 0;
+  if (own > 0) {
+    wait_copies<STAGES - 2>();
+    __syncwarp();
+    decode(slot_now, even);
+  }
+  while (quad < quads) {
+    one_chunk(even, odd);
+    if (quad >= quads) break;
+    one_chunk(odd, even);
   }
   if (unmet) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
