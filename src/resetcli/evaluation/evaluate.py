@@ -25,6 +25,7 @@ from resetcli.engines.protocol import Engine
 from resetcli.engines.thoughts import DEFAULT as THINK_MARKERS
 from resetcli.engines.thoughts import keep_markers
 from resetcli.evaluation.failures import MAX_FAILED
+from resetcli.evaluation.published import publish, publish_report
 from resetcli.evaluation.results import all_results, report, results_are_of, warn_of_prompts
 from resetcli.evaluation.runs import RESULTS, RunFolder, default_directory
 from resetcli.evaluation.samples import Asked
@@ -134,6 +135,7 @@ def run_eval(
         if before is not None and not folder.failed:
             reporter.info(f"run {path} is finished; these are its results")
             warn_of_prompts(before, reporter)
+            publish_report(path, reporter, missing_only=True)
             return report(folder, before, len(asked), max_failed, finished_before=True)
         if folder.samples:
             line = f"run {path} goes on: {len(folder.samples) - folder.failed} of {len(asked)} samples are there"
@@ -170,6 +172,7 @@ def run_eval(
             "versions": versions(),
         }
         folder.finish(results)
+        publish(folder.path, values, folder.header or {}, results["timing"], reporter)
         return report(folder, results, len(asked), max_failed, finished_before=False)
 
 
