@@ -78,7 +78,7 @@ def test_option_names_and_an_example(reset, name) -> None:
     ("args", "message"),
     [
         (["evaluate"], "No such command 'evaluate'"),
-        (["eval"], "Missing option '--tasks'"),
+        (["eval"], "missing option --tasks"),
         (["eval", "--tasks", "aimee"], "unknown task 'aimee': did you mean aime"),
         (["eval", "--tasks", " , "], "--tasks names no task"),
         (["eval", "--tasks", "own", "--repeats", "0"], "--repeats"),

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
-from resetcli.base.errors import ResetError
+import typer
+
+from resetcli.base.errors import ResetError, UsageError
 from resetcli.cli import options as o
 from resetcli.cli.loading import EngineChoice, PolicyOptions, load
 from resetcli.cli.output import Output, table
+
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats", min=1, metavar="K", show_default=False,
+        help="Samples of each document (avg@K); left out: 1, or what a group sets. May be raised later.",
+    ),
+]  # fmt: skip
 
 
 def evaluate(
     *,
     checkpoint: o.Checkpoint = None,
-    tasks: o.Tasks,
+    tasks: o.Tasks = None,
+    list_tasks: o.ListTasks = False,
     output: o.Output = None,
     data_dir: o.DataDir = None,
     gpqa_password: o.GpqaPassword = None,
     limit: o.Limit = None,
-    repeats: o.Repeats = 1,
+    doc_ids: o.DocIds = None,
+    repeats: Repeats = None,
     max_new_tokens: o.MaxNewTokens = None,
     thought_start: o.ThoughtStart = None,
     thought_end: o.ThoughtEnd = None,
@@ -41,6 +54,8 @@ def evaluate(
     batch_invariant: o.BatchInvariant = None,
     activations: o.Activations = "w4a4",
     trust_remote_code: o.TrustRemoteCode = False,
+    max_failed: o.MaxFailed = 0.25,
+    gzip: o.Gzip = False,
     seed: o.Seed = 0,
     json: o.Json = False,
     quiet: o.Quiet = False,
@@ -50,35 +65,46 @@ def evaluate(
 
     Tasks: aime (120 problems), aime22 to aime25, gpqa (Diamond), math500, gsm8k, wikitext (perplexity), own (bundled
     simple problems). Each sample is on the disk before the next is begun; the same command goes on where a run was
-    stopped, and shows the results of a finished one. Without -o: ./reset-runs/<model>-<tasks>-<hash>.
+    stopped, and shows the results of a finished one; with more --repeats it makes what is missing. Without -o:
+    ./reset-runs/<model>-<tasks>-<hash>. Group paper: aime, gpqa and livecodebench with the paper's settings (8 repeats,
+    top-p 0.95, 32768 tokens), which other options override.
 
     \b
     Examples:
       reset eval --tasks own --limit 2 --max-new-tokens 64
       reset eval --tasks aime,gpqa --data-dir data --repeats 4
+      reset eval --list-tasks
     """
     out = Output(json=json, quiet=quiet, debug=debug)
+    if list_tasks:
+        out.result(*task_list())
+        return
+    if tasks is None:
+        raise UsageError("missing option --tasks A,B (`reset eval --list-tasks` shows the tasks)")
     choice = PolicyOptions(
         policy, estimator, tau0, t_low, t_high, window, temperature, top_p, top_k, min_p, config
     )  # fmt: skip
     from resetcli.data.sources import DataSource
     from resetcli.engines.thoughts import resolve_markers
     from resetcli.evaluation.evaluate import run_eval
-    from resetcli.evaluation.tasks import resolve_tasks
+    from resetcli.evaluation.selection import Selection, parse_doc_ids
+    from resetcli.evaluation.tasks import resolve_group, resolve_tasks
     from resetcli.evaluation.tasks.documents import documents
 
     resolve_markers(None, thought_start, thought_end)
-    specs = resolve_tasks(tasks)
+    specs, group = resolve_tasks(tasks), resolve_group(tasks)
+    selection = Selection(limit, parse_doc_ids(doc_ids))
     runs = EngineChoice(engine, device, dtype, batch_size, batch_invariant, activations, trust_remote_code)
     source = DataSource.resolve(data_dir, gpqa_password)
-    for spec in specs:
-        # Read now and kept by the source: missing data is told before a checkpoint may have to be made.
-        documents(spec.name, source)
+    # Read now and kept by the source: missing data is told before a checkpoint may have to be made.
+    selection.indices({spec.name: documents(spec.name, source)[0] for spec in specs})
     model = load(checkpoint, out.reporter, config=config)
     settings = {
         spec.name: model.settings(choice, out.reporter if i == 0 else _silent(), task=spec.name)
         for i, spec in enumerate(specs)
     }
+    if group is not None and top_p is None:
+        settings = {task: replace(s, top_p=group.top_p) if s.uses("top_p") else s for task, s in settings.items()}
     results = run_eval(
         runs.opener(model, out.reporter),
         [spec.name for spec in specs],
@@ -88,16 +114,39 @@ def evaluate(
         fingerprint=model.fingerprint,
         engine_options=runs.record(),
         limit=limit,
-        repeats=repeats,
+        doc_ids=selection.doc_ids,
+        repeats=repeats or (group.repeats if group is not None else 1),
         seed=seed,
-        max_new_tokens=max_new_tokens or model.token_limit,
+        max_new_tokens=max_new_tokens or (group.max_new_tokens if group is not None else model.token_limit),
         think_markers=resolve_markers(model.path, thought_start, thought_end),
         output=output.expanduser() if output is not None else None,
+        packed=gzip,
+        max_failed=max_failed,
         reporter=out.reporter,
     )
     out.result(results, lambda: render(results))
     if results["error"] is not None:
         raise ResetError(results["error"])
+
+
+def task_list() -> tuple[dict[str, Any], str]:
+    """The tasks and groups there are, as a document and as text."""
+    from resetcli.evaluation.tasks import GROUPS, TASKS
+
+    rows = [[spec.name, spec.kind, spec.version, spec.title] for spec in TASKS.values()]
+    groups = [[group.name, ", ".join(group.tasks), group.title] for group in GROUPS.values()]
+    document = {
+        "tasks": [{"name": s.name, "kind": s.kind, "version": s.version, "title": s.title} for s in TASKS.values()],
+        "groups": [
+            {
+                "name": g.name, "tasks": list(g.tasks), "title": g.title, "repeats": g.repeats, "top_p": g.top_p,
+                "max_new_tokens": g.max_new_tokens,
+            }
+            for g in GROUPS.values()
+        ],
+    }  # fmt: skip
+    text = table(("task", "answers", "version", "what"), rows) + "\n\n" + table(("group", "tasks", "what"), groups)
+    return document, text
 
 
 def _silent() -> Any:
@@ -112,6 +161,8 @@ TEXTS = ("task", "texts", "tokens", "word perplexity", "token perplexity", "bits
 
 def render(results: Mapping[str, Any]) -> str:
     """Scores a task a line, then where the run is."""
+    from resetcli.evaluation.selection import Selection
+
     scored, texts = [], []
     for name, task in results["results"].items():
         if "avg@k" in task:
@@ -137,8 +188,11 @@ def render(results: Mapping[str, Any]) -> str:
                 f"{name}: {n} of {task['n']} prompts did not fit the context of {results['context']} tokens; "
                 "their samples score 0"
             )
-    if results["limit"] is not None:
-        parts.append(f"limited to the first {results['limit']} documents of a task: not comparable with full runs")
+        if n := task.get("empty"):
+            parts.append(f"{name}: {n} of {task['n'] * task['repeats']} samples have no text")
+    named = results.get("doc_ids")
+    if words := Selection(results["limit"], tuple(named) if named else None).words:
+        parts.append(f"limited to {words}: not comparable with full runs")
     speed = results.get("timing", {}).get("tokens_per_s")
     parts.append(f"run {results['run']}" + (f", {speed:.1f} tokens/s" if speed else ""))
     return "\n".join(parts)

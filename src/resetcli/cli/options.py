@@ -53,7 +53,26 @@ GpqaPassword = Annotated[
         help="Opens the authors' GPQA archive in --data-dir; else RESET_GPQA_PASSWORD.",
     ),
 ]
-Tasks = Annotated[str, typer.Option("--tasks", metavar="A,B", help="Tasks, separated by commas.")]
+Tasks = Annotated[
+    str | None,
+    typer.Option("--tasks", metavar="A,B", help="Tasks or groups, separated by commas.", show_default=False),
+]
+ListTasks = Annotated[bool, typer.Option("--list-tasks", help="Show the tasks and groups, and end.")]
+DocIds = Annotated[
+    str | None,
+    typer.Option("--doc-ids", metavar="A,B", help="The documents of these ids only; the run is marked."),
+]
+Gzip = Annotated[bool, typer.Option("--gzip", help="Keep a new run's samples in samples.jsonl.gz.")]
+MaxFailed = Annotated[
+    float,
+    typer.Option(
+        "--max-failed",
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Share of the samples that may be empty or lost to logits that are not finite; more end the run.",
+    ),
+]
 Limit = Annotated[
     int | None,
     typer.Option("--limit", min=1, metavar="N", help="The first N documents of each task only; the run is marked."),

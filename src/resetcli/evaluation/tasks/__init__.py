@@ -51,18 +51,55 @@ TASKS: dict[str, TaskSpec] = {
 }
 
 
+@dataclass(frozen=True)
+class TaskGroup:
+    """A name for several tasks, with the settings that serve where the caller names no other."""
+
+    name: str
+    members: tuple[str, ...]
+    title: str
+    repeats: int
+    top_p: float
+    max_new_tokens: int
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(name for name in self.members if name in TASKS)
+
+
+GROUPS: dict[str, TaskGroup] = {
+    group.name: group
+    for group in (
+        TaskGroup(
+            "paper", ("aime", "gpqa", "livecodebench"), "as in arXiv 2606.13233: 8 repeats, top-p 0.95, 32,768 tokens",
+            repeats=8, top_p=0.95, max_new_tokens=32768,
+        ),
+    )
+}  # fmt: skip
+
+
+def _names(names: str | Iterable[str]) -> list[str]:
+    parts = names.split(",") if isinstance(names, str) else [part for name in names for part in name.split(",")]
+    return list(filter(None, (part.strip() for part in parts)))
+
+
+def resolve_group(names: str | Iterable[str]) -> TaskGroup | None:
+    """The first group among the names, whose settings then serve; None without one."""
+    return next((GROUPS[name] for name in _names(names) if name in GROUPS), None)
+
+
 def resolve_tasks(names: str | Iterable[str]) -> list[TaskSpec]:
-    """Tasks named by ``"aime,gpqa"`` (spaces and a trailing comma allowed) or a list, each once, in order.
+    """Tasks named by ``"aime,gpqa"`` (spaces and a trailing comma allowed) or a list, groups too; each once, in order.
 
     Raises:
         UsageError: no name, or one that is unknown ("did you mean").
     """
-    parts = names.split(",") if isinstance(names, str) else [part for name in names for part in name.split(",")]
     found: dict[str, TaskSpec] = {}
-    for name in filter(None, (part.strip() for part in parts)):
-        if name not in TASKS:
-            raise unknown_name("task", name, TASKS)
-        found[name] = TASKS[name]
+    for name in _names(names):
+        if name not in TASKS and name not in GROUPS:
+            raise unknown_name("task", name, [*TASKS, *GROUPS])
+        for task in GROUPS[name].tasks if name in GROUPS else (name,):
+            found[task] = TASKS[task]
     if not found:
         raise UsageError(f"--tasks names no task (known: {', '.join(TASKS)})")
     return list(found.values())
