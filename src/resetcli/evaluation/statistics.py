@@ -115,7 +115,12 @@ def task_statistics(samples: Iterable[Mapping[str, Any]] | Columns, repeats: int
         UsageError: a document has more or fewer samples than ``repeats``.
     """
     columns = samples if isinstance(samples, Columns) else Columns(samples)
-    table = columns.table(repeats)
+    return table_statistics(columns.table(repeats))
+
+
+def table_statistics(table: ScoreTable) -> dict[str, Any]:
+    """What ``task_statistics`` returns."""
+    repeats = table.repeats
     ks = sorted({1, repeats} | {2**i for i in range(repeats.bit_length()) if 2**i <= repeats})
     pass_ = {str(k): mean(passes(table, k).tolist()) for k in ks}
     levels = np.percentile(table.tokens, PERCENTILES).tolist() if table.n else [None] * len(PERCENTILES)

@@ -1,0 +1,111 @@
+"""A finished run read for comparison: its header, and the samples of each task as a table. Writes and locks nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from resetcli.base.errors import ResetError, UsageError
+from resetcli.base.files import read_json
+from resetcli.base.reporting import Reporter
+from resetcli.evaluation.columns import Columns, ScoreTable
+from resetcli.evaluation.runs import RESULTS, RUN, read_samples
+from resetcli.evaluation.tasks import TASKS
+
+PRECISIONS = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """``tables`` by task, in the run's order; ``results`` what results.json holds under "results", {} without one.
+    ``model`` and ``method`` name the run in tables."""
+
+    path: Path
+    header: dict[str, Any]
+    tables: dict[str, ScoreTable]
+    results: dict[str, Any]
+    model: str
+    method: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name or str(self.path)
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.header.get("limited"))
+
+    def task(self, name: str) -> dict[str, Any]:
+        """Version, SHA-256 of the data and number of documents, as run.json has them."""
+        return self.header["tasks"][name]
+
+    def of(self, tasks: list[str]) -> StoredRun:
+        """The run with these of its tasks only."""
+        return replace(self, tables={name: table for name, table in self.tables.items() if name in tasks})
+
+
+def open_run(path: Path, *, tasks: list[str] | None = None, reporter: Reporter | None = None) -> StoredRun:
+    """Read a run's folder; with ``tasks``, only what it has of those.
+
+    Raises:
+        ResetError: not a run's folder, a damaged file (named, with its line), or a run that is not finished.
+    """
+    path = Path(path)
+    if not (path / RUN).is_file():
+        raise ResetError(f"{path} is not the folder of an evaluation run (no {RUN} in it); name one that `eval` made")
+    header = read_json(path / RUN)
+    if not _whole(header):
+        raise ResetError(f"{path / RUN} is not the record of a run; restore it or evaluate again")
+    wanted = [name for name in header["tasks"] if tasks is None or name in tasks]
+    if unknown := [name for name in wanted if name not in TASKS]:
+        raise ResetError(f"run {path} has tasks that this version does not know: {', '.join(unknown)}; use --tasks")
+    columns = {name: Columns() for name in wanted}
+    with (reporter or Reporter()).phase(f"read {path.name}"):
+        for sample in read_samples(path):
+            if (column := columns.get(sample["task"])) is not None:
+                column.add(sample)
+    repeats = header.get("repeats", header["settings"].get("repeats"))
+    tables = {name: _table(path, header, name, column, repeats) for name, column in columns.items()}
+    found = read_json(path / RESULTS) if (path / RESULTS).is_file() else {}
+    results = found.get("results") if isinstance(found, dict) else None
+    return StoredRun(
+        path, header, tables, results if isinstance(results, dict) else {}, _model(header), _method(header)
+    )
+
+
+def _whole(header: Any) -> bool:
+    if not isinstance(header, dict) or header.get("run") != 1:
+        return False
+    sections = ("settings", "tasks", "model", "policy")
+    if not all(isinstance(header.get(key), dict) for key in sections) or not isinstance(header["model"]["name"], str):
+        return False
+    return all(isinstance(t, dict) and isinstance(t.get("documents"), int) for t in header["tasks"].values())
+
+
+def _table(path: Path, header: dict[str, Any], task: str, columns: Columns, repeats: int | None) -> ScoreTable:
+    k = 1 if TASKS[task].kind == "perplexity" else repeats or columns.most_repeats
+    expected = header["tasks"][task]["documents"] * k
+    if not expected or len(columns) != expected:
+        raise ResetError(
+            f"run {path} is not finished: {len(columns)} of {expected or 'its'} samples of task {task} are there; the "
+            "command that began it makes the rest"
+        )
+    try:
+        return columns.table(k)
+    except UsageError as exc:
+        raise ResetError(f"run {path}, task {task}: {exc}; evaluate again") from exc
+
+
+def _model(header: dict[str, Any]) -> str:
+    """The model's name without what marks a checkpoint made of it, so that both stand under one name."""
+    return re.sub(r"[-_.](nvfp4|bf16|fp16)\b.*$", "", header["model"]["name"], flags=re.IGNORECASE)
+
+
+def _method(header: dict[str, Any]) -> str:
+    engine = header.get("engine") or {}
+    precision = "NVFP4" if engine.get("nvfp4") else PRECISIONS.get(str(engine.get("dtype")), str(engine.get("dtype")))
+    if engine.get("nvfp4") and engine.get("activations") == "w4a16":
+        precision += " W4A16"
+    return f"{precision} {header['policy'].get('name')}"
