@@ -18,6 +18,7 @@ from resetcli.base.errors import ResetError
 from resetcli.cli import output, process
 from resetcli.cli.bench import bench_kernels
 from resetcli.cli.calibrate import calibrate
+from resetcli.cli.compare import compare
 from resetcli.cli.demo import demo
 from resetcli.cli.doctor import doctor
 from resetcli.cli.eval import evaluate
@@ -37,6 +38,7 @@ app.command("quantize")(quantize)
 app.command("calibrate")(calibrate)
 app.command("generate")(generate)
 app.command("eval")(evaluate)
+app.command("compare")(compare)
 app.command("bench-kernels")(bench_kernels)
 app.command("inspect")(inspect)
 app.command("doctor")(doctor)
