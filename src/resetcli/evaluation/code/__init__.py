@@ -1,0 +1,1 @@
+"""Programs as answers: taken from the output, run in a sandbox, compared with the tests' outputs."""
