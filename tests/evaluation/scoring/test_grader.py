@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resetcli.base.errors import ResetError
+from resetcli.evaluation.scoring import grader as grading
 from resetcli.evaluation.scoring import maths
+from resetcli.evaluation.scoring.equality import equal
 from resetcli.evaluation.scoring.extraction import boxes
-from resetcli.evaluation.scoring.maths import Grader, canonical, equal
+from resetcli.evaluation.scoring.grader import Grader
+from resetcli.evaluation.scoring.notation import canonical
 from resetcli.evaluation.scoring.score import score_output
 
 pieces = st.recursive(
@@ -68,11 +71,11 @@ def test_a_grader_that_raises_is_an_error_not_a_zero(monkeypatch, tmp_path):
         "import sys\nprint('ready', flush=True)\nfor line in sys.stdin:\n"
         '    print(\'{"error": "ValueError: broken"}\', flush=True)\n'
     )
-    monkeypatch.setattr(maths, "__file__", str(tmp_path / "maths.py"))
-    monkeypatch.setattr(maths, "GRADER", Grader())
+    monkeypatch.setattr(grading, "__file__", str(tmp_path / "grader.py"))
+    monkeypatch.setattr(grading, "GRADER", Grader())
     with pytest.raises(ResetError, match="ValueError: broken"):
         score_output("math", r"\boxed{x^2}", "y")
-    maths.GRADER.close()
+    grading.GRADER.close()
     broken.write_text("import sys\nprint('ready', flush=True)\nsys.stdin.readline()\nsys.exit(3)\n")
     with pytest.raises(ResetError, match=r"died \(exit code 3\)"):
         score_output("math", r"\boxed{x^2}", "y")

@@ -50,11 +50,17 @@ def split_thought(text: str, markers: ThoughtMarkers = DEFAULT_MARKERS, *, opene
 
 @dataclass(frozen=True)
 class Readable:
-    """What may be read of an output: ``text``, boxes only if ``boxed_only``; ``why_not`` if nothing may."""
+    """What may be read of an output: ``text``, complete boxes only if it was ``cut`` off; ``why_not`` if nothing."""
 
     text: str
-    boxed_only: bool = False
+    cut: bool = False
     why_not: Literal["truncated", "unparsed"] | None = None
+
+
+_END_TOKENS = re.compile(
+    r"(?:\s{0,9}(?:<\|[^<>|\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|</s>|<eos>|<end_of_turn>))+\s*\Z"
+)
+"""End tokens left in the text by programs that decode without skipping them."""
 
 
 def readable(
@@ -74,7 +80,7 @@ def readable(
     lost: Literal["truncated", "unparsed"] = "truncated" if finish_reason == "length" else "unparsed"
     if split.state == "open" or (split.state == "none" and cut):
         return Readable("", why_not=lost)
-    return Readable(split.answer, boxed_only=cut)
+    return Readable(_END_TOKENS.sub("", split.answer), cut=cut)
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -90,11 +96,12 @@ class Found:
     start: int
 
 
-def boxes(text: str) -> list[Found]:
+def boxes(text: str, *, cut: bool = False) -> list[Found]:
     r"""Contents of all complete ``\boxed{..}`` and ``\fbox{..}``, in order of where they begin.
 
     Braces nest, escaped ones do not count; white space may follow the command; a number, a fraction of plain parts
-    or a single letter may stand without braces. Boxes that are empty or not closed are left out.
+    or a single letter may stand without braces. Boxes that are empty or not closed are left out; of a text that was
+    ``cut`` off also what stands without braces at its very end, since more of it may have been to come.
     """
     closes = _closing_braces(text)
     found = []
@@ -104,7 +111,8 @@ def boxes(text: str) -> list[Found]:
             content = text[match.end() + 1 : close] if close is not None else None
         else:
             bare = _UNBRACED.match(text, match.end())
-            content = bare.group().rstrip(",") if bare else None
+            whole = bare is not None and not (cut and bare.end() == len(text))
+            content = bare.group().rstrip(",") if bare and whole else None
         if content is not None and content.strip():
             found.append(Found(content.strip(), match.start()))
     return found

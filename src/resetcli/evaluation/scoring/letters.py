@@ -1,28 +1,38 @@
 r"""Multiple choice: the letter of an output's final statement.
 
 A statement is a box with a letter in it, "answer is ..." or the like, or a last line that is nothing but a letter.
-The statement that stands last decides, and if it names no letter, none is read: "Answer seems likely" is not a
-choice, "not B" is not B, "B or C" is not one. Outside boxes and brackets only capitals count, since "a" is a word.
+The one that stands last decides. A statement that names two letters, or says that the answer is unclear or unknown,
+leaves none; one that denies a letter ("the answer is not B") only takes that letter back; one that names no letter
+("the answer seems likely", "the answer is consistent with ...") is no choice and changes none. Outside boxes and
+brackets only capitals count, since "a" is a word, unless the letter is all that follows a colon.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
+from typing import Literal
 
 from resetcli.evaluation.scoring.extraction import boxes
-from resetcli.evaluation.scoring.maths import normalise
+from resetcli.evaluation.scoring.notation import normalise
 
 _HEDGE = (
-    r"(?:(?:therefore|thus|then|hence|clearly|definitely|most\s+likely|likely|probably|indeed|simply|still)[\s,:*_]+)*"
+    r"(?:(?:therefore|thus|then|hence|clearly|definitely|most\s+likely|likely|probably|indeed|simply|still|either)"
+    r"[\s,:*_]+)*"
 )
 _VERB = r"(?:is|was|(?:seems|appears)(?:\s+to\s+be)?|(?:would|should|must|will|has\s+to)\s+be)\b"
+_CHOICE = r"(?:option|choice|letter|one|statement|alternative|selection|pick)"
 _HEAD = re.compile(
-    rf"\b(?:answer|(?:correct|right|best)\s+(?:option|choice|letter|one)|(?:option|choice)\s+that\s+is\s+correct)s?\b"
+    rf"\b(?:answer|(?:correct|right|best|final|chosen|selected|my)\s+{_CHOICE}|(?:option|choice)\s+that\s+is\s+correct"
+    rf"|(?:statement|alternative)\s+that\s+is\s+correct)s?\b"
     rf"(?:\s+to\s[^.:\n]{{1,60}}?)?[\s*_]*(?:(?:option|choice|letter)[\s*_]+)?"
-    rf"(?:{_VERB}[\s*_]*(?:[:=][\s*_]*)?|(?:[:=]|-+>|\\to\b|→)[\s*_]*|(?=[(\[{{]|\*\*))"
-    rf"{_HEDGE}",
-    re.IGNORECASE,
+    rf"(?:{_VERB}[\s*_]*(?:[:=\uff1a][\s*_]*)?|(?:[:=\uff1a]|-+>|\\to\b|→)[\s*_]*|(?=[(\[{{]|\*\*)|\n[\s*_]*)"
+    rf"{_HEDGE}"
+    rf"|\bI(?:\s+(?:would|will|must|should|shall|am\s+going\s+to)|['\u2019](?:d|ll))?\s+(?:choose|pick|select|go\s+with)\s+"
+    rf"|^[ \t*_#>-]*(?:option|choice)[\s*_]*[:=\uff1a][\s*_]*"
+    rf"|<answer>\s*",
+    re.IGNORECASE | re.MULTILINE,
 )
 _OPENERS = re.compile(
     r"(?:[\s*_$(\[{`\"'“\u2018]|\\[(\[]|\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|fbox|boxed)\s*\{"
@@ -31,94 +41,147 @@ _OPENERS = re.compile(
 )
 _BEFORE_BOX = re.compile(r"[\s*_$]*(?:\\[(\[]\s*)?")
 _CONNECTIVE = r"because|since|as|and|is|with|due|for|which|by|though|but|while|given|based|on|from|here"
+_TAKEN_BACK = re.compile(
+    r"(?:still\s+|yet\s+)?(?:not\s+(?:known|clear|certain|determin|possible|listed|given|among)"
+    r"|un(?:clear|known|certain|determin)|impossible|ambiguous|none\b|neither\b|(?:all|both)\s+of\b)",
+    re.IGNORECASE,
+)
+_NOT = re.compile(r"(?:definitely\s+|certainly\s+|clearly\s+)?(?:not|n['\u2019]t)\b\s*", re.IGNORECASE)
+_LEAD = r"(?:therefore|thus|so|hence|then|finally|in\s+conclusion|it\s+is|it['\u2019]s|it\s+must\s+be|this\s+is)"
 
 
-def extract_letter(text: str, letters: str = "ABCD", *, boxed_only: bool = False) -> str | None:
+@dataclass(frozen=True)
+class _Statement:
+    """``letter`` is stated or denied; "none" takes back all that was said before."""
+
+    start: int
+    says: Literal["letter", "denied", "none"]
+    letter: str = ""
+
+
+def extract_letter(text: str, letters: str = "ABCD", *, cut: bool = False) -> str | None:
     """The letter on which ``text`` (the output after its thought) settles, or None. ``letters``: the choices offered.
 
-    ``boxed_only``: the text was cut off, so that only a complete box counts.
+    ``cut``: the text was cut off, so that only a complete box counts.
     """
-    found = [(box.start, letter) for box in boxes(text) if (letter := _boxed_letter(box.text, letters)) is not None]
-    if boxed_only:
-        return found[-1][1] if found else None
-    statements: list[tuple[int, str | None]] = [*found]
-    spoken = {start for start, _ in found}
-    for head in _HEAD.finditer(text):
-        # Of "answer is \boxed{C}" the box has spoken already.
-        opened = _BEFORE_BOX.match(text, head.end())
-        if opened is None or opened.end() not in spoken:
-            statements.append((head.start(), _stated_letter(text[head.end() : head.end() + 200], letters)))
-    statements += [(match.start(), match[1]) for match in _reversed(letters).finditer(text)]
-    if (last := _last_line(text, letters)) is not None:
-        statements.append(last)
-    return max(statements, key=lambda item: item[0])[1] if statements else None
+    found = [s for box in boxes(text, cut=cut) if (s := _boxed(box.start, box.text, letters)) is not None]
+    if not cut:
+        spoken = {statement.start for statement in found}
+        for head in _HEAD.finditer(text):
+            # Of "answer is \boxed{C}" the box has spoken already.
+            opened = _BEFORE_BOX.match(text, head.end())
+            if opened is None or opened.end() not in spoken:
+                rest, colon = (
+                    text[head.end() : head.end() + 200],
+                    head.group().rstrip(" *_\n")[-1:] in (":", "=", "\uff1a"),
+                )
+                if (statement := _stated(head.start(), rest, letters, colon)) is not None:
+                    found.append(statement)
+        found += [_Statement(m.start(), "letter", m[1]) for m in _reversed(letters).finditer(text)]
+        if (last := _last_line(text, letters)) is not None:
+            found.append(last)
+    denied: set[str] = set()
+    for statement in sorted(found, key=lambda s: s.start, reverse=True):
+        if statement.says == "denied":
+            denied.add(statement.letter)
+        elif statement.says == "none" or statement.letter in denied:
+            return None
+        else:
+            return statement.letter
+    return None
 
 
 @functools.cache
 def _reversed(letters: str) -> re.Pattern[str]:
     """ "C is the correct answer", "option C is correct." at the end of a clause, unless it is a supposition."""
     return re.compile(
-        r"(?<!if )(?<!whether )(?<![A-Za-z0-9\\])"
+        r"(?<!if )(?<!whether )(?<!If )(?<!Whether )(?<![A-Za-z0-9\\])"
         rf"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s{{1,3}})?[(*]{{0,3}}([{letters}])"
         r"[)*]{0,3}\s{1,3}is\s{1,3}"
         r"(?:the\s{1,3})?(?:correct|right|best)(?:\s{1,3}(?:answer|option|choice))?(?=[\s*]{0,4}(?:[.!,;]|$))"
     )
 
 
-def _boxed_letter(content: str, letters: str) -> str | None:
+def _boxed(start: int, content: str, letters: str) -> _Statement | None:
+    """What a box states: a letter, alone or before the words of its choice; several letters; or (None) no letter."""
     content = normalise(content)
+    listed = re.fullmatch(
+        rf"\(?[{letters}]\)?(?:(?:\s*(?:,|/|&|\\&|\\text\s*\{{\s*,?\s*(?:and|or)\s*\}}|\band\b|\bor\b)\s*)+\(?[{letters}]\)?)+",
+        content,
+        re.IGNORECASE,
+    )
+    if listed:
+        return _Statement(start, "none")
+    inner = r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s*"
+    named = rf"(?:{inner})?(?:(?:final|correct)\s+)?(?:option|choice|answer|letter)(?:\s+is)?[\s:~]*\}}?"
     match = re.fullmatch(
-        r"(?:option|choice|answer)?[\s:]*\(?\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?"
-        rf"\(?([{letters}])\)?\s*\}}?\s*\)?"
-        r"(?:\s*[.):}].*|\s*[,\\].*)?",
+        rf"(?:{named})?[\s:~]*[(\[]?\s*(?:{inner})?[(\[]?([{letters}])[)\]]?\s*\}}?\s*[)\]]?"
+        r"(?P<tail>(?:\s*[.):}(].*|\s*,.*|\s+-.*|\s*\\(?:[,;: ]|quad|qquad|text|mathrm|textbf|\().*)?)",
         content,
         re.IGNORECASE | re.DOTALL,
     )
-    return match[1].upper() if match and not _another(content[match.end(1) :], letters) else None
+    if match is None:
+        return None
+    if _another(match["tail"], letters, re.IGNORECASE):
+        return _Statement(start, "none")
+    return _Statement(start, "letter", match[1].upper())
 
 
-def _stated_letter(rest: str, letters: str) -> str | None:
-    """The letter at the beginning of what follows "answer is"."""
-    opened = _OPENERS.match(rest)
-    start = opened.end() if opened else 0
-    match = re.compile(rf"([{letters}{letters.lower()}])(?![A-Za-z0-9'\u2019_^=+*/](?!\*))").match(rest, start)
+def _stated(start: int, rest: str, letters: str, colon: bool) -> _Statement | None:
+    """What follows "answer is" states; None if it is about the answer and not the answer."""
+    if _TAKEN_BACK.match(rest):
+        return _Statement(start, "none")
+    refused = _NOT.match(rest)
+    begin = refused.end() if refused else 0
+    opened = _OPENERS.match(rest, begin)
+    at = opened.end() if opened else begin
+    match = re.compile(
+        rf"([{letters}{letters.lower()}])(?![A-Za-z0-9_^=+]|['\u2019][A-Za-z]|\*(?!\*)|-[A-Za-z0-9])"
+    ).match(rest, at)
     if match is None:
         return None
     letter, tail = match[1], rest[match.end() :]
-    bracketed = bool(re.search(r"[(\[{]\s*$", rest[:start])) and bool(re.match(r"\s*[)\]}]", tail))
-    if letter.islower() and not bracketed:
+    bracketed = bool(re.search(r"[(\[{]\s*$", rest[:at])) and bool(re.match(r"\s*[)\]}]", tail))
+    ends = bool(re.match(r"[\s*_)\]}$`.!]*(?:\n|$)|</answer", tail))
+    if letter.islower() and not bracketed and not (colon and ends):
         return None
     # "A" as an article: "Answer: A closer look shows ..."
     if letter == "A" and re.match(rf"\s+(?!(?:{_CONNECTIVE})\b)[a-z]", tail):
         return None
-    return None if _another(tail, letters) else letter.upper()
+    if refused:
+        return _Statement(start, "denied", letter.upper())
+    if _another(tail, letters):
+        return _Statement(start, "none")
+    return _Statement(start, "letter", letter.upper())
 
 
-def _another(tail: str, letters: str) -> bool:
+def _another(tail: str, letters: str, flags: int = 0) -> bool:
     """Whether a second letter follows on equal terms: "or C", "/C", ", C"."""
     return bool(
         re.match(
             rf"[\s)\]}}*.]*(?:(?:,\s*)?\b(?:or|and)\b|/|&|,(?=\s*\(?[{letters}]\)?[\s.*$}}]*(?:$|\n|,|and\b|or\b)))"
-            rf"\s*(?:option|choice)?[\s*(\[{{]*[{letters}](?![A-Za-z0-9'\u2019])",
+            rf"\s*(?:possibly|maybe|perhaps|even)?\s*(?:option|choice)?[\s*(\[{{]*[{letters}](?![A-Za-z0-9'\u2019])",
             tail,
+            flags,
         )
     )
 
 
-def _last_line(text: str, letters: str) -> tuple[int, str] | None:
+def _last_line(text: str, letters: str) -> _Statement | None:
     """A last line that is a letter and its decoration, or the only line of the form "C) ..." as the last one."""
     stripped = text.rstrip()
     start = stripped.rfind("\n") + 1
     line = stripped[start:]
     only = re.fullmatch(
+        rf"[ \t*_#>-]*(?i:{_LEAD}[\s,:]+)?"
         rf"(?:[\s*_$(\[{{`>#-]|\\[(\[]|\\(?:text|textbf|mathrm|mathbf)\s*\{{|\b[Oo]ption\b|\b[Cc]hoice\b)*([{letters}])"
         r"(?:[\s*_$)\]}`.!:]|\\[)\]])*",
         line,
     )
     if only:
-        return start, only[1]
+        return _Statement(start, "letter", only[1])
     item = re.compile(rf"^[ \t*_>-]*\(?([{letters}])[).:]", re.MULTILINE)
     items = item.findall(stripped)
     if len(items) == 1 and (match := item.match(line)):
-        return start, match[1]
+        return _Statement(start, "letter", match[1])
     return None

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resetcli.base.errors import unknown_name
+from resetcli.evaluation.scoring.equality import equal
 from resetcli.evaluation.scoring.extraction import DEFAULT_MARKERS, ThoughtMarkers, readable
+from resetcli.evaluation.scoring.grader import TIME_LIMIT
 from resetcli.evaluation.scoring.letters import extract_letter
-from resetcli.evaluation.scoring.maths import TIME_LIMIT, canonical, equal, extract_maths
+from resetcli.evaluation.scoring.maths import extract_maths
+from resetcli.evaluation.scoring.notation import canonical
 
 KINDS = ("math", "letters")
 Why = Literal["correct", "wrong", "unparsed", "truncated"]
@@ -22,7 +25,7 @@ Why = Literal["correct", "wrong", "unparsed", "truncated"]
 
 @dataclass(frozen=True)
 class Score:
-    """``answer``: in one spelling (see ``maths.canonical``), so that equal answers vote together; None if none."""
+    """``answer``: in one spelling (see ``notation.canonical``), so that equal answers vote together; None if none."""
 
     answer: str | None
     score: int
@@ -62,10 +65,10 @@ def score_output(
     if part.why_not is not None:
         return Score(None, 0, part.why_not)
     if kind == "letters":
-        answer = extract_letter(part.text, letters, boxed_only=part.boxed_only)
+        answer = extract_letter(part.text, letters, cut=part.cut)
         right = answer in (target, *alt_answers)
     else:
-        answer = extract_maths(part.text, boxed_only=part.boxed_only)
+        answer = extract_maths(part.text, cut=part.cut)
         right = answer is not None and equal(target, answer, alt_answers, seconds)
         answer = canonical(answer) if answer is not None else None
     if not answer:

@@ -1,4 +1,4 @@
-"""The process that runs math-verify, one JSON line in and one out; see ``maths.Grader``.
+"""The process that runs math-verify, one JSON line in and one out; see ``grader.Grader``.
 
 Run as a file, so it imports nothing of resetcli and starts in the time sympy takes. Each comparison runs under an
 interval timer whose signal keeps its default action: the kernel ends the process, even inside a C routine that

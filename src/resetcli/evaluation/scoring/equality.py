@@ -1,0 +1,54 @@
+"""Whether an answer equals its key, from cheap and certain to dear.
+
+Equal after notation is removed, equal as exact numbers, then math-verify. Two integers never reach math-verify. Time
+up means not equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from resetcli.evaluation.scoring import grader
+from resetcli.evaluation.scoring.grader import TIME_LIMIT
+from resetcli.evaluation.scoring.notation import LONGEST, bare, normalise, number, value_side
+
+
+def equal(target: str, answer: str, alt_answers: Sequence[str] = (), seconds: float = TIME_LIMIT) -> bool:
+    """Whether ``answer`` equals ``target`` or one of ``alt_answers``.
+
+    Raises:
+        ResetError: the comparison itself failed (not: ran out of time); that is no wrong answer.
+    """
+    return any(_equal(normalise(key), normalise(answer), seconds) for key in (target, *alt_answers))
+
+
+def _equal(gold: str, answer: str, seconds: float) -> bool:
+    if not answer or _same(gold, answer):
+        return bool(answer)
+    if "=" not in gold and (side := value_side(answer)) is not None:
+        answer = side
+        if _same(gold, answer):
+            return True
+    gold_value, value = number(gold), number(answer)
+    if gold_value is None or value is None:
+        percent = r"\s*\\?%$"
+        if bool(re.search(percent, gold)) != bool(re.search(percent, answer)):
+            # "50%" for a key of 50; math-verify still gets 0.5 against 50%.
+            first, second = number(re.sub(percent, "", gold)), number(re.sub(percent, "", answer))
+            if first is not None and first == second:
+                return True
+    elif gold_value == value:
+        return True
+    elif gold_value.denominator == value.denominator == 1:
+        return False
+    if len(answer) > LONGEST:
+        return False
+    return grader.GRADER.equal(gold, answer, seconds)
+
+
+def _same(gold: str, answer: str) -> bool:
+    if gold == answer or bare(gold) == bare(answer):
+        return True
+    # A key in words: capitals do not matter.
+    return bool(re.fullmatch(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*", gold)) and gold.casefold() == answer.casefold()
