@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace ``path`` with ``data`` in one step; errors as ``write_text``."""
+    write_chunks(path, (data,))
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+    """Replace ``path`` with ``chunks``, joined, in one step; they are written as they come. Errors as ``write_text``,
+    and whatever the chunks' maker raises."""
     path = Path(path)
     tmp = None
     try:
@@ -47,7 +53,8 @@ def write_bytes(path: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
         tmp = Path(name)
         with os.fdopen(handle, "wb") as out:
-            out.write(data)
+            for chunk in chunks:
+                out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
         os.chmod(tmp, 0o644)

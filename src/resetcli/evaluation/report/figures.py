@@ -43,7 +43,7 @@ def lengths(counts: Mapping[tuple[str, int], int], mean: float | None) -> str:
     heights: list[Counter[str]] = [Counter() for _ in range(bins)]
     for (why, tokens), count in counts.items():
         heights[int(tokens // width)][why] += count
-    top = max((sum(stack.values()) for stack in heights), default=0) or 1
+    top = 1.15 * (max((sum(stack.values()) for stack in heights), default=0) or 1)  # the mean's label is above the bars
     step = INNER_WIDTH / bins
     parts = [_grid(top, whole=True), _x_axis(0, bins * width, "tokens")]
     for i, stack in enumerate(heights):
@@ -70,7 +70,7 @@ def entropies(steps: Sequence[Step], tau_0: float | None) -> tuple[str, int]:
     """Mean entropy of each step, and how many steps a column stands for (1 unless there are over ``COLUMNS``)."""
     joined = math.ceil(len(steps) / COLUMNS) or 1
     columns = list(_joined(steps, joined))
-    top = max(nice(max((c.entropy for c in columns), default=1.0), up=True), 1e-3)
+    top = 1.1 * max(*(c.entropy for c in columns), tau_0 or 0.0, 0.01)
     step = INNER_WIDTH / max(1, len(columns))
     parts = [_grid(top), _x_axis(0, len(steps), "step")]
     for i, column in enumerate(columns):
@@ -84,14 +84,14 @@ def entropies(steps: Sequence[Step], tau_0: float | None) -> tuple[str, int]:
         bar = _bar(kind, LEFT + i * step, _y(column.entropy, top), step, tall)
         text = f"\n{column.text[:80]}" if column.text.strip() else ""
         parts.append(f"<g><title>{escape(said + text)}</title>{bar}</g>")
-    if tau_0 is not None and tau_0 <= top:
+    if tau_0 is not None:
         y = _y(tau_0, top)
         parts.append(f'<line class="rule" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{WIDTH - RIGHT}" y="{y - 3:.1f}" text-anchor="end">tau_0 {tau_0:.4g}</text>')
     return _svg(parts, f"mean entropy of {len(steps)} steps"), joined
 
 
-def nice(value: float, *, whole: bool = False, up: bool = True) -> float:
+def nice(value: float, *, whole: bool = False) -> float:
     """1, 2 or 5 times a power of ten, the least that is not below ``value``; at least 1 if ``whole``.
 
     >>> nice(0.3), nice(33, whole=True), nice(0.01, whole=True)

@@ -76,7 +76,8 @@ def notices(run: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     return "".join(f'<p class="notice">{safe(line)}</p>' for line in said)
 
 
-SCORED = ("task", "documents", "k", "avg@k", "95 % interval", "", "pass@k", "maj@k", "truncated", "unparsed", "tokens")
+SCORED = ("task", "documents", "k", "avg@k", "95 % interval", "", "pass@k", "maj@k", "truncated", "unparsed",
+          "tokens, mean", "median")  # fmt: skip
 TEXTS = ("task", "texts", "tokens", "word perplexity", "byte perplexity", "token perplexity", "bits/byte")
 
 
@@ -89,7 +90,7 @@ def scores(results: Mapping[str, Any]) -> str:
             scored.append([
                 safe(name), task["n"], task["repeats"], percent(task["avg@k"]), f"{percent(low)} to {percent(high)}",
                 figures.interval(task["avg@k"], low, high), *(percent(task[k]) for k in SHARES),
-                number(task["tokens_mean"]),
+                number(task["tokens_mean"]), number((task.get("tokens_percentiles") or {}).get("50")),
             ])  # fmt: skip
         else:
             keys = ("word_perplexity", "byte_perplexity", "token_perplexity", "bits_per_byte")
@@ -109,14 +110,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def lengths(summary: Summary, results: Mapping[str, Any]) -> str:
     """One histogram a task."""
     parts = []
-    key = "".join(f'<span class="key {why}"></span>{why}' for why in VERDICTS)
+    key = " ".join(_key(why, why) for why in VERDICTS)
     for task, counts in summary.lengths.items():
         mean = (results["results"].get(task) or {}).get("tokens_mean")
         drawn = figures.lengths(counts, mean)
+        levels = (results["results"].get(task) or {}).get("tokens_percentiles") or {}
+        spread = ", ".join(f"{p} %: {number(level)}" for p, level in levels.items())
+        spread = safe(f" Percentiles {spread}.") if spread else ""
         total = sum(counts.values())
         parts.append(
-            f"<figure><h3>{safe(task)}</h3>{drawn}<figcaption>Samples by tokens generated, {total} samples:{key}."
-            "</figcaption></figure>"
+            f"<figure><h3>{safe(task)}</h3>{drawn}<figcaption>Samples by tokens generated, {total} samples: {key}."
+            f"{spread}</figcaption></figure>"
         )
     return "".join(parts) or "<p>No samples with text.</p>"
 
@@ -138,11 +142,14 @@ def entropies(traces: Mapping[str, StepTrace | str]) -> str:
             said += f"; {percent(sum(c or 0 for c in cooled) / tokens)} of its tokens drawn at T_low"
         key = ""
         if any(step.uncertain for step in trace.steps):
-            key = '<span class="key confident"></span>confident<span class="key uncertain"></span>uncertain, by policy'
-            key = f"{key} {safe(policy['name'])}."
+            key = f" By the policy: {_key('confident', 'confident')} {_key('uncertain', 'uncertain')}"
         caption = f"<figcaption>{safe(said)}.{key}</figcaption>"
         parts.append(f"<figure><h3>{safe(task)}</h3>{drawn}{caption}</figure>")
     return "".join(parts) or "<p>No task that generates text.</p>"
+
+
+def _key(kind: str, name: str) -> str:
+    return f'<span class="named"><span class="key {kind}"></span>{name}</span>'
 
 
 def samples_note(summary: Summary) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
+import itertools
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from resetcli.base.errors import ResetError
-from resetcli.base.files import read_json
+from resetcli.base.files import read_json, write_chunks
 from resetcli.base.reporting import Reporter
 from resetcli.evaluation.report import page
 from resetcli.evaluation.report.steps import StepTrace, read_steps
@@ -71,20 +71,14 @@ def write_report(
     }
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     before, after = template.split("{{samples}}")
-    target, scratch = folder / REPORT, folder / f".tmp-{REPORT}"
+    target = folder / REPORT
     try:
-        with tempfile.TemporaryFile(dir=folder) as store, open(scratch, "wb") as out:
-            out.write(_fill(before, parts).encode())
-            for fragment in _samples(folder, summary, markers, store):
-                out.write(fragment)
-            out.write(_fill(after, parts).encode())
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(scratch, target)
+        with tempfile.TemporaryFile(dir=folder) as store:
+            fragments = _samples(folder, summary, markers, store)
+            ends = (_fill(part, parts).encode() for part in (before, after))
+            write_chunks(target, itertools.chain([next(ends)], fragments, ends))
     except OSError as exc:
         raise ResetError(f"cannot write {target}: {exc.strerror or exc}; free space or choose another -o") from exc
-    finally:
-        scratch.unlink(missing_ok=True)
     return target
 
 
