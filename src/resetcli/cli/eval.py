@@ -30,6 +30,10 @@ def evaluate(
     output: o.Output = None,
     data_dir: o.DataDir = None,
     gpqa_password: o.GpqaPassword = None,
+    lcb_release: o.LcbRelease = None,
+    lcb_from: o.LcbFrom = None,
+    lcb_to: o.LcbTo = None,
+    allow_code_execution: o.AllowCode = False,
     limit: o.Limit = None,
     doc_ids: o.DocIds = None,
     repeats: Repeats = None,
@@ -63,16 +67,18 @@ def evaluate(
 ) -> None:
     """Evaluation through lm-eval, resumable.
 
-    Tasks: aime (120 problems), aime22 to aime25, gpqa (Diamond), math500, gsm8k, wikitext (perplexity), own (bundled
-    simple problems). Each sample is on the disk before the next is begun; the same command goes on where a run was
-    stopped, and shows the results of a finished one; with more --repeats it makes what is missing. Without -o:
-    ./reset-runs/<model>-<tasks>-<hash>. Group paper: aime, gpqa and livecodebench with the paper's settings (8 repeats,
-    top-p 0.95, 32768 tokens), which other options override.
+    Tasks: aime (120 problems), aime22 to aime25, gpqa (Diamond), math500, gsm8k, livecodebench (runs what the model
+    wrote, so it needs --allow-code-execution), wikitext (perplexity), own (bundled simple problems). Each sample is on
+    the disk before the next is begun; the same command goes on where a run was stopped, and shows the results of a
+    finished one; with more --repeats it makes what is missing. Without -o: ./reset-runs/<model>-<tasks>-<hash>. Group
+    paper: aime, gpqa and livecodebench with the paper's settings (8 repeats, top-p 0.95, 32768 tokens), which other
+    options override.
 
     \b
     Examples:
       reset eval --tasks own --limit 2 --max-new-tokens 64
       reset eval --tasks aime,gpqa --data-dir data --repeats 4
+      reset eval --tasks livecodebench --data-dir data --lcb-from 2024-10 --allow-code-execution
       reset eval --list-tasks
     """
     out = Output(json=json, quiet=quiet, debug=debug)
@@ -84,8 +90,10 @@ def evaluate(
     choice = PolicyOptions(
         policy, estimator, tau0, t_low, t_high, window, temperature, top_p, top_k, min_p, config
     )  # fmt: skip
+    from resetcli.data.livecodebench import Selection as LcbSelection
     from resetcli.data.sources import DataSource
     from resetcli.engines.thoughts import resolve_markers
+    from resetcli.evaluation.code.permission import require_permission
     from resetcli.evaluation.evaluate import run_eval
     from resetcli.evaluation.selection import Selection, parse_doc_ids
     from resetcli.evaluation.tasks import resolve_group, resolve_tasks
@@ -95,7 +103,8 @@ def evaluate(
     specs, group = resolve_tasks(tasks), resolve_group(tasks)
     selection = Selection(limit, parse_doc_ids(doc_ids))
     runs = EngineChoice(engine, device, dtype, batch_size, batch_invariant, activations, trust_remote_code)
-    source = DataSource.resolve(data_dir, gpqa_password)
+    require_permission(specs, allow_code_execution)
+    source = DataSource.resolve(data_dir, gpqa_password, LcbSelection.parse(lcb_release, lcb_from, lcb_to))
     # Read now and kept by the source: missing data is told before a checkpoint may have to be made.
     selection.indices({spec.name: documents(spec.name, source)[0] for spec in specs})
     model = load(checkpoint, out.reporter, config=config)
@@ -122,6 +131,7 @@ def evaluate(
         output=output.expanduser() if output is not None else None,
         packed=gzip,
         max_failed=max_failed,
+        allow_code=allow_code_execution,
         reporter=out.reporter,
     )
     out.result(results, lambda: render(results))

@@ -57,6 +57,31 @@ Tasks = Annotated[
     str | None,
     typer.Option("--tasks", metavar="A,B", help="Tasks or groups, separated by commas.", show_default=False),
 ]
+LcbRelease = Annotated[
+    str | None,
+    typer.Option(
+        "--lcb-release",
+        metavar="NAME",
+        show_default=False,
+        help="Release of LiveCodeBench: release_v1 to release_v6, v6 (that part alone), v4_v6; left out: every local "
+        "file, or release_v6 from the hub.",
+    ),
+]
+LcbFrom = Annotated[
+    str | None,
+    typer.Option("--lcb-from", metavar="DATE", help="LiveCodeBench problems from this contest date on (2024-10-01)."),
+]
+LcbTo = Annotated[
+    str | None,
+    typer.Option("--lcb-to", metavar="DATE", help="LiveCodeBench problems to this contest date, included."),
+]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code-execution",
+        help="Run the programs that the model wrote, in a sandbox; livecodebench needs it.",
+    ),
+]
 ListTasks = Annotated[bool, typer.Option("--list-tasks", help="Show the tasks and groups, and end.")]
 DocIds = Annotated[
     str | None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resetcli.base.errors import ResetError
+from resetcli.data.livecodebench import SHARDS
 
 PROBE_SECONDS = 5.0
 
@@ -48,6 +49,12 @@ HUB: dict[str, HubFiles] = {
     "numinamath": HubFiles(
         "AI-MO/NuminaMath-1.5", "main", tuple(f"data/train-{part:05d}-of-00003.parquet" for part in range(3))
     ),
+    **{
+        f"livecodebench-{shard}": HubFiles(
+            "livecodebench/code_generation_lite", "0fe84c3912ea0c4d4a78037083943e8f0c4dd505", (name,)
+        )
+        for shard, name in SHARDS.items()
+    },
 }
 """Hub id, commit and files per data set. Listed in docs/data.md too."""
 

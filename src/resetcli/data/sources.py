@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from resetcli.base.errors import ResetError, unknown_name
-from resetcli.data import gpqa, hub
+from resetcli.data import gpqa, hub, livecodebench
 from resetcli.data.readers import Row, parse_csv, parse_jsonl, read_bytes, read_parquet, read_zip_member
 
 AIME_YEARS = ("aime22", "aime23", "aime24", "aime25")
-TASK_DATA = (*AIME_YEARS, "aime", "gpqa", "math500", "gsm8k", "wikitext")
+TASK_DATA = (*AIME_YEARS, "aime", "gpqa", "math500", "gsm8k", "livecodebench", "wikitext")
 """What ``check_available`` knows: the task names and the data behind them."""
 
 ACCEPTED_BY_CONTEST = {"2022-II-8": ["81"]}
@@ -35,7 +35,7 @@ class TaskData:
 
     Each row has "doc_id" (str, unique, the same for the same problem wherever it comes from, AIME 2025
     apart, whose hub copy numbers its rows), "problem" (verbatim), "target" (str), "alt_answers" (list of str)
-    and what else its task needs (GPQA: "choices").
+    and what else its task needs (GPQA: "choices"; LiveCodeBench: see `livecodebench.load_rows`).
     ``sha256``: of the rows as JSON Lines, so equal content has equal hashes whatever file it came in.
     ``files``: SHA-256 of each file read. ``origin``: path or hub id and revision.
     """
@@ -48,14 +48,21 @@ class TaskData:
 
 @dataclass
 class DataSource:
-    """Where data comes from: ``data_dir``, else the hub. ``gpqa_password`` opens the authors' GPQA archive."""
+    """Where data comes from: ``data_dir``, else the hub. ``gpqa_password`` opens the authors' GPQA archive; ``lcb``
+    says which LiveCodeBench problems."""
 
     data_dir: Path | None = None
     gpqa_password: str | None = None
+    lcb: livecodebench.Selection = field(default_factory=livecodebench.Selection)
     _loaded: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def resolve(cls, data_dir: Path | str | None = None, gpqa_password: str | None = None) -> DataSource:
+    def resolve(
+        cls,
+        data_dir: Path | str | None = None,
+        gpqa_password: str | None = None,
+        lcb: livecodebench.Selection | None = None,
+    ) -> DataSource:
         """Options first, then ``RESET_DATA_DIR`` and ``RESET_GPQA_PASSWORD``.
 
         Raises:
@@ -68,6 +75,7 @@ class DataSource:
         return cls(
             Path(folder).expanduser() if folder else None,
             gpqa_password or os.environ.get("RESET_GPQA_PASSWORD") or None,
+            lcb or livecodebench.Selection(),
         )
 
     def local(self, name: str) -> Path:
@@ -107,7 +115,7 @@ def check_available(tasks: Iterable[str], source: DataSource) -> None:
 
 
 def load_task_rows(task: str, source: DataSource) -> TaskData:
-    """The rows of "aime22" to "aime25", "aime" (all four), "gpqa", "math500" or "gsm8k".
+    """The rows of "aime22" to "aime25", "aime" (all four), "gpqa", "math500", "gsm8k" or "livecodebench".
 
     Raises:
         UsageError: unknown task.
@@ -121,6 +129,7 @@ def load_task_rows(task: str, source: DataSource) -> TaskData:
         "gpqa": _load_gpqa,
         "math500": _load_math500,
         "gsm8k": _load_gsm8k,
+        "livecodebench": _load_livecodebench,
     }
     if task not in loaders:
         raise unknown_name("task", task, [*loaders, "aime"])
@@ -295,3 +304,17 @@ def _load_gsm8k(source: DataSource) -> TaskData:
         problem = text_field(row, "question", name, line)
         rows.append({"doc_id": str(index), "problem": problem, "target": target[2].strip(), "alt_answers": []})
     return _finish(rows, [line for line, _ in records], name, origin, {path.name: _digest(path)})
+
+
+def _load_livecodebench(source: DataSource) -> TaskData:
+    chosen = source.lcb
+    if source.data_dir is not None:
+        paths = livecodebench.local_files(source.data_dir, chosen.release)
+        origin = ", ".join(map(str, paths))
+    else:
+        names = [f"livecodebench-{s}" for s in livecodebench.shards_of(chosen.release or livecodebench.DEFAULT_RELEASE)]
+        paths = [source.hub_files(name)[0] for name in names]
+        origin = hub.HUB[names[0]].name
+    rows, sha256 = livecodebench.load_rows(paths, chosen)
+    # These files are gigabytes: the rows' hash covers what is used of them.
+    return TaskData(rows, sha256, origin, {})

@@ -24,6 +24,7 @@ from resetcli.base.versions import versions
 from resetcli.engines.protocol import Engine
 from resetcli.engines.thoughts import DEFAULT as THINK_MARKERS
 from resetcli.engines.thoughts import keep_markers
+from resetcli.evaluation.code.permission import require_permission, tell
 from resetcli.evaluation.failures import MAX_FAILED
 from resetcli.evaluation.published import publish, publish_report
 from resetcli.evaluation.results import all_results, report, results_are_of, warn_of_prompts
@@ -61,6 +62,7 @@ def run_eval(
     output: Path | None = None,
     packed: bool = False,
     max_failed: float = MAX_FAILED,
+    allow_code: bool = False,
     close_engine: bool = True,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def run_eval(
         output: the run's folder; None is ``runs.default_directory``.
         packed: keep the samples of a new run in a gzip file.
         max_failed: share of samples that may fail or be empty; more of them end the run (see `failures`).
+        allow_code: programs in outputs may be run, in the sandbox; without it a task that needs this is refused.
         close_engine: close what the factory opened at the end, however it comes.
 
     Returns:
@@ -98,6 +101,7 @@ def run_eval(
     if not 0 <= max_failed <= 1:
         raise UsageError(f"--max-failed must be a share from 0 to 1, not {max_failed}")
     selection = Selection(limit, parse_doc_ids(doc_ids))
+    require_permission(specs, allow_code)
     policies = {s.name: settings if isinstance(settings, PolicySettings) else settings[s.name] for s in specs}
     for policy in policies.values():
         policy.validate()
@@ -107,9 +111,12 @@ def run_eval(
     found = {spec.name: documents(spec.name, source) for spec in specs}
     chosen_rows = selection.indices({task: rows for task, (rows, _) in found.items()})
     docs: Documents = {task: [found[task][0][i] for i in places] for task, places in chosen_rows.items()}
-    described = {
+    described: dict[str, dict[str, Any]] = {
         s.name: {"version": s.version, "data_sha256": found[s.name][1], "documents": len(docs[s.name])} for s in specs
     }
+    for spec in specs:
+        if spec.kind == "code":
+            described[spec.name]["selection"] = source.lcb.describe()
     chosen = {
         "model_fingerprint": fingerprint, "tasks": described,
         "policy": {name: policy.header() for name, policy in policies.items()},
@@ -143,6 +150,7 @@ def run_eval(
         started = time.monotonic()
         from resetcli.evaluation.recorder import RunRecorder
 
+        tell({s.name: docs[s.name] for s in specs if s.kind == "code"}, reporter)
         engine = engine_factory()
         try:
             _open_run(folder, engine, model, policies, docs, reporter)
@@ -150,7 +158,7 @@ def run_eval(
             folder.forget_failed()
             keep_markers(engine, think_markers)
             recorder = RunRecorder(
-                folder, engine, specs, policies, repeats, len(asked), think_markers, reporter, max_failed
+                folder, engine, specs, policies, repeats, len(asked), think_markers, reporter, max_failed, allow_code
             )
             values = _with_lm_eval(
                 engine, specs, source, policies, recorder, reporter, places=chosen_rows, repeats=repeats, seed=seed,

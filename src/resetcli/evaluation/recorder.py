@@ -39,10 +39,11 @@ class RunRecorder:
         markers: tuple[str, str],
         reporter: Reporter,
         max_failed: float = failures.MAX_FAILED,
+        allow_code: bool = False,
     ):
         self.folder = folder
         self.engine = engine
-        self.judge = Judge(specs, markers)
+        self.judge = Judge(specs, markers, allow_code=allow_code)
         self.policies = policies
         self.repeats = repeats
         self.expected = expected

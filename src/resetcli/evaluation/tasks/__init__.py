@@ -17,7 +17,7 @@ from resetcli.base.errors import UsageError, unknown_name
 
 TASK_DIR = Path(__file__).parent
 
-Kind = Literal["math", "letters", "perplexity"]
+Kind = Literal["math", "letters", "code", "perplexity"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ TASKS: dict[str, TaskSpec] = {
         TaskSpec("gpqa", "letters", 1, "GPQA-Diamond (198 questions, four lettered choices)"),
         TaskSpec("math500", "math", 1, "MATH-500 (500 problems)"),
         TaskSpec("gsm8k", "math", 1, "GSM8K test (1,319 problems)"),
+        TaskSpec("livecodebench", "code", 1, "LiveCodeBench code generation (programs, run in a sandbox)"),
         TaskSpec("wikitext", "perplexity", 1, "WikiText-2 test, perplexity by article"),
         TaskSpec("own", "math", 1, "simple problems of our own writing, bundled (for the demo)"),
     )

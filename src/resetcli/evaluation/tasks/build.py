@@ -14,8 +14,10 @@ from typing import Any
 
 import resetcli.evaluation.lm  # noqa: F401  registers the model "reset" with lm-eval
 from resetcli.data.sources import DataSource
+from resetcli.evaluation.code.grade import score_code
+from resetcli.evaluation.code.permission import allowed_by_environment, require_permission
 from resetcli.evaluation.scoring.score import score_output
-from resetcli.evaluation.tasks import TaskSpec
+from resetcli.evaluation.tasks import TASKS, TaskSpec
 from resetcli.evaluation.tasks.documents import documents
 
 _source: ContextVar[DataSource | None] = ContextVar("source", default=None)
@@ -49,6 +51,12 @@ def process_letters(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, fl
     return _mean_score("letters", doc, results)
 
 
+def process_code(doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
+    """Mean score of a document's samples with one program each. Runs them, outside a run of ours only if
+    RESET_ALLOW_CODE_EXECUTION is 1."""
+    return _mean_score("code", doc, results)
+
+
 def _mean_score(kind: str, doc: dict[str, Any], results: Sequence[Any]) -> dict[str, float]:
     outputs = [results[0]] if isinstance(results[0], str) else results[0]
     total = 0.0
@@ -56,6 +64,12 @@ def _mean_score(kind: str, doc: dict[str, Any], results: Sequence[Any]) -> dict[
         # Our adapter's outputs know how they ended, and in a run what they scored; other models give plain text.
         if (record := getattr(output, "record", None)) is not None:
             total += record["score"]
+        elif kind == "code":
+            require_permission([TASKS["livecodebench"]], allowed_by_environment())
+            total += score_code(
+                doc, output, getattr(output, "finish_reason", None),
+                opened_in_prompt=getattr(output, "opened_in_prompt", False),
+            ).score  # fmt: skip
         else:
             total += score_output(
                 kind, output, doc["target"], getattr(output, "finish_reason", None),
