@@ -26,6 +26,7 @@ from resetcli.cli.generate import generate
 from resetcli.cli.inspect import inspect
 from resetcli.cli.main import INTERRUPTED
 from resetcli.cli.quantize import quantize
+from resetcli.cli.score import score
 
 app = typer.Typer(
     name="reset",
@@ -40,6 +41,7 @@ app.command("generate")(generate)
 app.command("eval")(evaluate)
 app.command("compare")(compare)
 app.command("bench-kernels")(bench_kernels)
+app.command("score")(score)
 app.command("inspect")(inspect)
 app.command("doctor")(doctor)
 app.command("demo")(demo)

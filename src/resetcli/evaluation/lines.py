@@ -35,10 +35,10 @@ def encode_line(line: bytes, path: Path) -> bytes:
     return packer.compress(line) + packer.flush()
 
 
-def whole_lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+def whole_lines(path: Path, *, torn: bool = False) -> Iterator[tuple[int, bytes, int]]:
     """(number from 1, line with its end, file offset up to which all is whole) of each whole line.
 
-    What is torn at the end, or zeros there, is left out.
+    What is torn at the end, or zeros there, is left out; with ``torn``, a plain file's last line may lack its end.
 
     Raises:
         ResetError: missing, no file, unreadable, or a gzip file damaged before its end.
@@ -53,7 +53,7 @@ def whole_lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
             end = 0
             for number, line in enumerate(stream, 1):
                 end += len(line)
-                if line.endswith(b"\n"):
+                if torn or line.endswith(b"\n"):
                     yield number, line, end
     except OSError as exc:
         raise ResetError(f"cannot read {path}: {exc.strerror or exc}") from exc

@@ -113,13 +113,13 @@ def parse_sample(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return sample
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, bytes) of each whole line, of a gzip file too; a torn last line is left out.
+def read_lines(path: Path, *, torn: bool = False) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, bytes) of each whole line, of a gzip file too; a last line without end only with ``torn``.
 
     Raises:
         ResetError: missing, no file, or unreadable.
     """
-    for number, line, _end in whole_lines(path):
+    for number, line, _end in whole_lines(path, torn=torn):
         yield number, line
 
 
