@@ -35,6 +35,7 @@ def score(
     update: Update = False,
     thought_start: o.ThoughtStart = None,
     thought_end: o.ThoughtEnd = None,
+    allow_code_execution: o.AllowCode = False,
     data_dir: o.DataDir = None,
     gpqa_password: o.GpqaPassword = None,
     json: o.Json = False,
@@ -44,8 +45,9 @@ def score(
     """Scores again, without generating, by the code that `reset eval` scores with.
 
     RUN: the samples of a run, which stays as it is without --update; samples whose score changes are listed. FILE: a
-    line of JSON for each output: {"text", "target"[, "finish_reason", "alt_answers", "prompt"]}. Standard output has
-    the lines with "answer", "score" and "why" (those of a run without their texts), standard error the summary.
+    line of JSON for each output: {"text", "target"[, "finish_reason", "alt_answers", "prompt"]}; of livecodebench,
+    {"text", "doc_id"}. Standard output has the lines with "answer", "score" and "why" (those of a run without their
+    texts), standard error the summary.
 
     \b
     Examples:
@@ -65,13 +67,18 @@ def score(
     found: Any
     if path.is_dir():
         own = None if thought_start is None and thought_end is None else given
-        found = rescore_run(path, task=task, markers=own or (None, None), source=source, reporter=out.reporter)
+        found = rescore_run(
+            path, task=task, markers=own or (None, None), source=source, allow_code=allow_code_execution,
+            reporter=out.reporter,
+        )  # fmt: skip
     elif task is None:
         raise UsageError("a file of outputs needs --task NAME (`reset eval --list-tasks` shows the tasks)")
     elif update:
         raise UsageError("--update goes with RUN; of a file, keep what standard output has")
     else:
-        found = rescore_file(path, task, markers=given, source=source)
+        found = rescore_file(
+            path, task, markers=given, source=source, allow_code=allow_code_execution, reporter=out.reporter
+        )
     summary = found.summary()
     if json:
         write_document(out.write, found, {"changed": found.changed, "tasks": summary}, ascii_only=not out.unicode)

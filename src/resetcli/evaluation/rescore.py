@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.files import read_json, shortened
 from resetcli.base.reporting import Reporter
+from resetcli.data.livecodebench import Selection
 from resetcli.engines.prompting import opens_thought
+from resetcli.evaluation.code.permission import tell
 from resetcli.evaluation.judge import Judge
 from resetcli.evaluation.runs import RUN, read_samples
 from resetcli.evaluation.samples import read_lines
@@ -97,6 +99,7 @@ def rescore_run(
     task: str | None = None,
     markers: tuple[str | None, str | None] = (None, None),
     source: DataSource | None = None,
+    allow_code: bool = False,
     reporter: Reporter | None = None,
 ) -> RescoredRun:
     """Score a run's samples again.
@@ -107,9 +110,10 @@ def rescore_run(
         markers: what opens and closes a thought, where other than the run's.
         source: the data, for tasks that are scored by more than a target, and for runs that do not record which
             other answers are right; it must be the data of the run.
+        allow_code: programs in outputs may be run, in the sandbox.
 
     Raises:
-        UsageError: the run has no such task, or none that is scored.
+        UsageError: the run has no such task, or none that is scored, or programs may not be run.
         ResetError: no run, a damaged one, or data that is missing or other than the run's.
     """
     reporter = reporter or Reporter()
@@ -121,8 +125,9 @@ def rescore_run(
     if not specs:
         raise UsageError(f"run {path} has no task with answers to score; perplexities are made by `reset eval` only")
     kept = header["settings"].get("think_markers") or ["<think>", "</think>"]
-    judge = Judge(specs, (markers[0] or kept[0], markers[1] or kept[1]))
+    judge = Judge(specs, (markers[0] or kept[0], markers[1] or kept[1]), allow_code=allow_code)
     docs = {spec.name: _documents_of(header, spec, source) for spec in specs}
+    tell({s.name: list(docs[s.name].values()) for s in specs if s.kind == "code"}, reporter)
     found, prompts = RescoredRun(Path(path)), True
     for sample in read_samples(path):
         name, doc_id = sample["task"], sample["doc_id"]
@@ -158,8 +163,13 @@ def _documents_of(header: Mapping[str, Any], spec: TaskSpec, source: DataSource 
     """What scoring needs of a task's documents beside the target, by id."""
     if spec.kind not in NEEDS_DOCUMENTS and isinstance(others := header.get("alt_answers"), dict):
         return {doc_id: {"alt_answers": answers} for doc_id, answers in others.get(spec.name, {}).items()}
-    rows, sha256 = documents(spec.name, _resolved(source))
     recorded = header["tasks"][spec.name]
+    source = _resolved(source)
+    if isinstance(chosen := recorded.get("selection"), dict):
+        # The very problems of the run, whatever the folder has beside them.
+        lcb = Selection.parse(chosen.get("release"), chosen.get("from"), chosen.get("to"))
+        source = replace(source, lcb=lcb, _loaded={})
+    rows, sha256 = documents(spec.name, source)
     if sha256 != recorded.get("data_sha256"):
         raise ResetError(
             f"the data of task {spec.name} is not that of the run (SHA-256 {sha256[:8]}..., the run's "
@@ -180,26 +190,29 @@ def rescore_file(
     *,
     markers: tuple[str, str] = ("<think>", "</think>"),
     source: DataSource | None = None,
+    allow_code: bool = False,
+    reporter: Reporter | None = None,
 ) -> RescoredFile:
     """Score a file of outputs, JSON Lines (or that as .gz): {"text", "target"[, "finish_reason", "alt_answers",
     "prompt"]} a line; code tasks need "doc_id" in place of "target".
 
     Raises:
-        UsageError: unknown task, or one without answers.
+        UsageError: unknown task, or one without answers, or programs may not be run.
         ResetError: missing, empty, or a line that will not do (file and line named).
     """
     spec = _one(task)
     if spec.kind == "perplexity":
         raise UsageError(f"task {task} has no answers to score; perplexities are made by `reset eval` only")
-    by_id = {}
+    judge, found, by_id = Judge([spec], markers, allow_code=allow_code), RescoredFile(Path(path)), {}
     if spec.kind in NEEDS_DOCUMENTS:
-        by_id = {str(row["doc_id"]): row for row in documents(task, _resolved(source))[0]}
-    judge, found = Judge([spec], markers), RescoredFile(Path(path))
+        rows, _ = documents(spec.name, _resolved(source))
+        tell({spec.name: rows}, reporter or Reporter())
+        by_id = {str(row["doc_id"]): row for row in rows}
     for number, line in _outputs(path):
         doc = _document(line, spec, by_id, f"{path}, line {number}")
         opened = opens_thought(line.get("prompt", ""), *markers)
-        score = judge.score(task, doc, line["text"], line.get("finish_reason"), opened_in_prompt=opened)
-        found._take(task, {"line": number}, line, score)
+        score = judge.score(spec.name, doc, line["text"], line.get("finish_reason"), opened_in_prompt=opened)
+        found._take(spec.name, {"line": number}, line, score)
     if not found.scores:
         raise ResetError(f"{path} is empty; it should have a line of JSON for each output")
     return found

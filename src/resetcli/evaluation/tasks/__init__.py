@@ -57,15 +57,11 @@ class TaskGroup:
     """A name for several tasks, with the settings that serve where the caller names no other."""
 
     name: str
-    members: tuple[str, ...]
+    tasks: tuple[str, ...]
     title: str
     repeats: int
     top_p: float
     max_new_tokens: int
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(name for name in self.members if name in TASKS)
 
 
 GROUPS: dict[str, TaskGroup] = {
