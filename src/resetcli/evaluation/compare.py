@@ -36,7 +36,7 @@ def compare_runs(
     seed: int = 0,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Compare finished runs. Of two, the second with the first; of more, each with the first of its model.
+    """Compare finished runs. Of two, the second with the first; of more, each with the base of its model.
 
     Args:
         paths: the runs' folders.
@@ -64,24 +64,23 @@ def compare_runs(
     runs = _labelled([open_run(Path(p), tasks=wanted, reporter=reporter) for p in paths], labels)
     _refuse_differences(runs, wanted)
     comparisons, warnings = [], _warnings(runs)
-    for a, b in _pairs(runs):
-        for task in (t for t in runs[a].tables if t in runs[b].tables):
-            left, right = runs[a].tables[task], runs[b].tables[task]
-            found = {"task": task, "a": a, "b": b}
-            if TASKS[task].kind == "perplexity":
-                if (left.tokens != right.tokens).any():
-                    warnings.append(f"{task}: {runs[a].name} and {runs[b].name} count tokens differently; not compared")
-                    continue
-                found |= compare_perplexity(left, right, resamples=resamples, seed=seed)
-            else:
-                if left.repeats != right.repeats:
-                    k = min(left.repeats, right.repeats)
-                    warnings.append(
-                        f"{task}: {runs[a].name} has {left.repeats} repeats, {runs[b].name} {right.repeats}; the "
-                        f"comparison takes the first {k} of each document"
-                    )
-                found |= compare_pair(left, right, pass_at=pass_at, resamples=resamples, seed=seed)
-            comparisons.append(found)
+    for a, b, task in _pairs(runs):
+        left, right = runs[a].tables[task], runs[b].tables[task]
+        found = {"task": task, "a": a, "b": b}
+        if TASKS[task].kind == "perplexity":
+            if (left.tokens != right.tokens).any():
+                warnings.append(f"{task}: {runs[a].name} and {runs[b].name} count tokens differently; not compared")
+                continue
+            found |= compare_perplexity(left, right, resamples=resamples, seed=seed)
+        else:
+            if left.repeats != right.repeats:
+                k = min(left.repeats, right.repeats)
+                warnings.append(
+                    f"{task}: {runs[a].name} has {left.repeats} repeats, {runs[b].name} {right.repeats}; the "
+                    f"comparison takes the first {k} of each document"
+                )
+            found |= compare_pair(left, right, pass_at=pass_at, resamples=resamples, seed=seed)
+        comparisons.append(found)
     for found, p in zip(comparisons, holm([_main(c)["p"] for c in comparisons]), strict=True):
         found["p_holm"] = p
     return {
@@ -95,17 +94,19 @@ def _main(comparison: dict[str, Any]) -> dict[str, Any]:
     return next(iter(comparison["differences"].values()))
 
 
-def _pairs(runs: Sequence[StoredRun]) -> list[tuple[int, int]]:
+def _pairs(runs: Sequence[StoredRun]) -> list[tuple[int, int, str]]:
+    """(A, B, task) to compare: of two runs, the second with the first; of more, each with its model's base, which is the
+    method of the model's first run, or the first run that has the task."""
     if len(runs) == 2:
-        return [(0, 1)]
+        return [(0, 1, task) for task in runs[0].tables if task in runs[1].tables]
     found = []
     for b, run in enumerate(runs):
-        done: set[str] = set()
-        for a, other in enumerate(runs[:b]):
-            # The first run of this model that has the task is its base; a later one adds only tasks still without.
-            if other.model == run.model and (new := (set(run.tables) & set(other.tables)) - done):
-                done |= new
-                found.append((a, b))
+        base = next(other.method for other in runs if other.model == run.model)
+        for task in run.tables:
+            having = [i for i, other in enumerate(runs) if other.model == run.model and task in other.tables]
+            a = next((i for i in having if runs[i].method == base), having[0])
+            if a != b:
+                found.append((a, b, task))
     return found
 
 

@@ -139,16 +139,18 @@ def _pipes(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def to_latex(document: Mapping[str, Any]) -> str:
     """``tabular`` environments with rules of the booktabs package; notes as comments."""
-    parts = [_tabular(*scores(document), grouped=True)]
+    parts = [_tabular(*scores(document), words=2, grouped=True)]
     if document["comparisons"]:
-        parts.append(_tabular(*differences(document), grouped=False))
+        parts.append(_tabular(*differences(document), words=4, grouped=False))
     lines = ["needs \\usepackage{booktabs}", *notes(document), *(f"warning: {w}" for w in document["warnings"])]
     return "".join(f"% {' '.join(line.split())}\n" for line in lines) + "\n".join(parts)
 
 
-def _tabular(header: Sequence[str], rows: Sequence[Sequence[str]], *, grouped: bool) -> str:
-    """``grouped``: the first column's repetitions are left out, with a rule before each new entry."""
-    lines = [f"\\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}", "\\toprule", _latex_row(header), "\\midrule"]
+def _tabular(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int, grouped: bool) -> str:
+    """``words``: columns of words, the rest are figures. ``grouped``: the first column's repetitions are left out, with
+    a rule before each new entry."""
+    form = "l" * words + "r" * (len(header) - words)
+    lines = [f"\\begin{{tabular}}{{{form}}}", "\\toprule", _latex_row(header), "\\midrule"]
     last: str | None = None
     for row in rows:
         if grouped and last is not None and row[0] != last:
