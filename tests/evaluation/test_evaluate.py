@@ -313,7 +313,7 @@ def test_prompts_that_do_not_fit_are_counted_and_said(tiny_tokenizer, tmp_path, 
     lost = [s for s in read_samples(tmp_path / "run") if s["n_tokens"] == 0]
     assert len(lost) == count * repeats and len(engine.requests) == (4 - count) * repeats
     assert {(s["finish_reason"], s["text"], s["score"], s["why"]) for s in lost} == {("length", "", 0, "truncated")}
-    from resetcli.cli.eval import render
+    from resetcli.cli.scores import render
 
     assert f"aime22: {count} of 4 prompts did not fit the context of 200 tokens" in render(report)
 

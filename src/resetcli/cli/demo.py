@@ -12,9 +12,9 @@ import typer
 from resetcli.base.errors import ResetError
 from resetcli.base.files import MARKER
 from resetcli.cli import options as o
-from resetcli.cli.eval import percent
 from resetcli.cli.loading import EngineChoice, PolicyOptions, load
 from resetcli.cli.output import Output, table
+from resetcli.cli.scores import percent
 
 CALIBRATION_TOKENS = 256
 """Limit of a calibration answer here; `reset calibrate` itself gives the embedded model 512."""

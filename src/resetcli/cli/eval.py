@@ -12,6 +12,7 @@ from resetcli.base.errors import ResetError, UsageError
 from resetcli.cli import options as o
 from resetcli.cli.loading import EngineChoice, PolicyOptions, load
 from resetcli.cli.output import Output, table
+from resetcli.cli.scores import render
 
 Repeats = Annotated[
     int | None,
@@ -134,7 +135,7 @@ def evaluate(
         allow_code=allow_code_execution,
         reporter=out.reporter,
     )
-    out.result(results, lambda: render(results))
+    out.result(results, lambda: render(results, out))
     if results["error"] is not None:
         raise ResetError(results["error"])
 
@@ -163,51 +164,3 @@ def _silent() -> Any:
     from resetcli.base.reporting import Reporter
 
     return Reporter()
-
-
-SCORED = ("task", "n", "k", "avg@k", "95 % interval", "pass@k", "maj@k", "truncated", "unparsed", "tokens")
-TEXTS = ("task", "texts", "tokens", "word perplexity", "token perplexity", "bits/byte")
-
-
-def render(results: Mapping[str, Any]) -> str:
-    """Scores a task a line, then where the run is."""
-    from resetcli.evaluation.selection import Selection
-
-    scored, texts = [], []
-    for name, task in results["results"].items():
-        if "avg@k" in task:
-            low, high = task["ci95"]
-            scored.append([
-                name, task["n"], task["repeats"], percent(task["avg@k"]), f"{percent(low)} to {percent(high)}",
-                percent(task["pass@k"]), percent(task["maj@k"]), percent(task["truncated"]), percent(task["unparsed"]),
-                f"{task['tokens_mean']:.0f}",
-            ])  # fmt: skip
-        else:
-            texts.append([
-                name, task["n"], task["tokens"], task["word_perplexity"], task["token_perplexity"],
-                task["bits_per_byte"],
-            ])  # fmt: skip
-    parts = []
-    if scored:
-        parts.append(table(SCORED, scored))
-    if texts:
-        parts.append(table(TEXTS, texts))
-    for name, task in results["results"].items():
-        if n := task.get("prompts_too_long"):
-            parts.append(
-                f"{name}: {n} of {task['n']} prompts did not fit the context of {results['context']} tokens; "
-                "their samples score 0"
-            )
-        if n := task.get("empty"):
-            parts.append(f"{name}: {n} of {task['n'] * task['repeats']} samples have no text")
-    named = results.get("doc_ids")
-    if words := Selection(results["limit"], tuple(named) if named else None).words:
-        parts.append(f"limited to {words}: not comparable with full runs")
-    speed = results.get("timing", {}).get("tokens_per_s")
-    parts.append(f"run {results['run']}" + (f", {speed:.1f} tokens/s" if speed else ""))
-    return "\n".join(parts)
-
-
-def percent(value: float | None) -> str:
-    """A share for people."""
-    return "-" if value is None else f"{100 * value:.1f} %"
