@@ -40,11 +40,9 @@ def render(results: Mapping[str, Any], out: Output | None = None) -> str:
             ])  # fmt: skip
     parts = []
     if scored and terminal and out is not None:
-        columns, rows = SCORED, scored
-        if out.unicode:
-            columns = (*SCORED[:5], "0 to 100 %", *SCORED[5:])
-            rows = [[*row[:5], drawn, *row[5:]] for row, drawn in zip(scored, bars, strict=True)]
-        parts.append(ruled(columns, rows, out) or ruled(SCORED, scored, out) or table(SCORED, scored))
+        drawn = [[*row[:5], line, *row[5:]] for row, line in zip(scored, bars, strict=True)]
+        full = ruled((*SCORED[:5], "0 to 100 %", *SCORED[5:]), drawn, out) if out.unicode else None
+        parts.append(full or ruled(SCORED, scored, out) or table(SCORED, scored))
     elif scored:
         parts.append(table(SCORED, scored))
     if texts:
@@ -81,7 +79,7 @@ def bar(value: float, low: float, high: float) -> str:
     """A share and its interval on a line from 0 to 1.
 
     >>> bar(0.5, 0.25, 0.8)
-    '·····├────●────┤·····'
+    '·····├────●─────┤····'
     >>> bar(0.0, 0.0, 0.8)
     '●───────────────┤····'
     """
@@ -104,7 +102,9 @@ def ruled(columns: Sequence[str], rows: Sequence[Sequence[Any]], out: Output) ->
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=box.SIMPLE_HEAD if out.unicode else box.ASCII2, header_style="bold", show_edge=False)
+    shown = Table(
+        box=box.SIMPLE_HEAD if out.unicode else box.ASCII2, header_style="bold", show_edge=False, pad_edge=False
+    )
     for i, name in enumerate(columns):
         shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
