@@ -63,6 +63,11 @@ def notices(run: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     named = results.get("doc_ids")
     if words := Selection(results.get("limit"), tuple(named) if named else None).words:
         said.append(f"Limited run: only {words}. Not comparable with full runs.")
+    if "gpqa" in results["results"]:
+        said.append(
+            "This page holds questions of GPQA, whose authors ask that they not be published in plain text: keep it to "
+            "yourself."
+        )
     for name, task in results["results"].items():
         if n := task.get("prompts_too_long"):
             said.append(
