@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ class ExampleTraces:
         """Keep a watched request's token; others pass."""
         lines = self._lines.get(event.request)
         if lines is not None:
-            lines += _line(asdict(event))
+            lines += _line(vars(event))
 
     def finished(self, job: Job) -> None:
         """Write the trace of a watched sample that is on the disk now. What cannot be written is a warning."""
