@@ -8,6 +8,7 @@ line, a thought of thousands of tokens, little is lost.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from resetcli.base.errors import ResetError
 
 GZIP = 31
 """zlib's ``wbits`` for the gzip format."""
+
+MAGIC = b"\x1f\x8b\x08"
+"""What a member begins with."""
 
 CHUNK = 1 << 16
 
@@ -65,20 +69,35 @@ def _members(stream: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int]]:
     while data:
         unpacker, parts = zlib.decompressobj(GZIP), []
         try:
-            while not unpacker.eof:
-                if not data:
-                    return
+            while data and not unpacker.eof:
                 parts.append(unpacker.decompress(data))
                 data = unpacker.unused_data or stream.read(CHUNK)
-        except zlib.error as exc:
+        except zlib.error:
+            data = b""
+        if not unpacker.eof:
             stream.seek(end)
-            if not any(any(rest) for rest in iter(lambda: stream.read(CHUNK), b"")):
-                return
-            raise ResetError(f"{path} is damaged at byte {end} ({exc}); restore it or choose another -o") from exc
+            if not _torn(stream.read()):
+                raise ResetError(f"{path} is damaged at byte {end}; restore it or choose another -o")
+            return
         end = stream.tell() - len(data)
         for line in b"".join(parts).removesuffix(b"\n").split(b"\n"):
             number += 1
             yield number, line + b"\n", end
+
+
+def _torn(rest: bytes) -> bool:
+    """Whether what cannot be read is a last member, cut off: no whole member follows it."""
+    if rest.strip(b"\0") and not rest.startswith(MAGIC[: len(rest.rstrip(b"\0"))]):
+        return False
+    place = rest.find(MAGIC, 1)
+    while place > 0:
+        unpacker = zlib.decompressobj(GZIP)
+        with contextlib.suppress(zlib.error):
+            unpacker.decompress(rest[place:])
+        if unpacker.eof:
+            return False
+        place = rest.find(MAGIC, place + 1)
+    return True
 
 
 def append(handle: int, data: bytes) -> None:
