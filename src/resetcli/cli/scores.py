@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resetcli.cli.output import cell, table
@@ -50,6 +51,8 @@ def render(results: Mapping[str, Any], out: Output | None = None) -> str:
     parts += notes(results, Selection)
     speed = results.get("timing", {}).get("tokens_per_s")
     parts.append(f"run {results['run']}" + (f", {speed:.1f} tokens/s" if speed else ""))
+    if (page := Path(results["run"]) / "report.html").exists():
+        parts.append(f"report {page}")
     return "\n".join(parts)
 
 

@@ -198,10 +198,12 @@ def sample(record: Mapping[str, Any], line: int, markers: ThoughtMarkers, cap: i
     ends = {"length": "cut off at the token limit", "error": "failed: its logits were not finite"}
     facts = [f"{record['n_tokens']} tokens", ends.get(reason, "ended by itself"), f"seed {record['seed']}"]
     answer = "none" if record["answer"] is None else f"<b>{safe(record['answer'])}</b>"
+    # The key of a program is its problem's id: its tests are the key.
+    key = "" if record["target"] == record["doc_id"] else f", key <b>{safe(record['target'])}</b>"
     parts = [
         f'<article data-why="{safe(why)}" data-task="{safe(record["task"])}" data-doc="{safe(record["doc_id"])}">'
         f"<h3>{safe(record['task'])} {safe(record['doc_id'])}, repeat {record['repeat']}: {safe(why)}</h3>"
-        f"<p>answer {answer}, key <b>{safe(record['target'])}</b></p>"
+        f"<p>answer {answer}{key}</p>"
         f'<p class="soft">{safe(", ".join(facts))}, line {line} of samples.jsonl</p>'
     ]
     if isinstance(prompt, str):
