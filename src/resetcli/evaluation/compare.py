@@ -95,8 +95,8 @@ def _main(comparison: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(runs: Sequence[StoredRun]) -> list[tuple[int, int, str]]:
-    """(A, B, task) to compare: of two runs, the second with the first; of more, each with its model's base, which is the
-    method of the model's first run, or the first run that has the task."""
+    """(A, B, task) to compare: of two runs, the second with the first; of more, each with its model's base. That is the
+    method of the model's first run, or where that has not the task, the first run that has it."""
     if len(runs) == 2:
         return [(0, 1, task) for task in runs[0].tables if task in runs[1].tables]
     found = []
