@@ -65,14 +65,20 @@ def test_the_tasks_are_listed(reset) -> None:
     assert paper["top_p"] == 0.95 and paper["max_new_tokens"] == 32768
 
 
-def test_the_papers_settings(reset, tiny_checkpoint, shared_data, tmp_path) -> None:
+def test_the_papers_settings(reset, tiny_checkpoint, tmp_path) -> None:
     """What is not given is the paper's, what is given wins; programs need their own yes, before anything else."""
     for year in range(2022, 2026):
         row = {"id": f"{year}-I-1", "problem": "What is 1 + 1?", "answer": "2"}
         (tmp_path / f"aime_{year}.jsonl").write_text(json.dumps(row) + "\n")
     names = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID"
     (tmp_path / "gpqa_diamond.csv").write_text(f"{names}\nWhich?,this,that,those,these,rec0\n")
-    (tmp_path / "livecodebench.jsonl").symlink_to(shared_data / "livecodebench_sample.jsonl")
+    tests = json.dumps([{"input": "1\n", "output": "1\n", "testtype": "stdin"}])
+    program = {
+        "question_id": "p1", "question_title": "Echo", "question_content": "Print it.", "platform": "atcoder",
+        "contest_id": "c", "contest_date": "2024-10-19T00:00:00", "difficulty": "easy", "starter_code": "",
+        "public_test_cases": tests, "private_test_cases": tests, "metadata": "{}",
+    }  # fmt: skip
+    (tmp_path / "livecodebench.jsonl").write_text(json.dumps(program) + "\n")
     args = ("eval", tiny_checkpoint, "--tasks", "paper", "--data-dir", ".", "--tau0", 1, "--limit", 1,
             "--max-failed", 1)  # fmt: skip
     ran = reset(*args, "-o", "run")
