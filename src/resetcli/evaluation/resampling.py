@@ -59,9 +59,9 @@ def bootstrap_interval(
 
 
 def _expanded_tails(n: int) -> tuple[float, float]:
-    from scipy.stats import norm, t
+    from scipy.special import ndtr, stdtrit
 
-    tail = float(norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - CONFIDENCE) / 2, n - 1)))
+    tail = float(ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - CONFIDENCE) / 2)))
     return tail, 1 - tail
 
 
@@ -107,10 +107,10 @@ def detectable_difference(d: Values, *, step: float | None) -> float | None:
     n = len(d)
     if n < 2:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     spread = float(np.append(d, [step, -step]).std(ddof=1)) if step is not None else float(d.std(ddof=1))
-    return float(t.ppf((1 + CONFIDENCE) / 2, n - 1) + t.ppf(POWER, n - 1)) * spread / math.sqrt(n)
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) + stdtrit(n - 1, POWER)) * spread / math.sqrt(n)
 
 
 def mcnemar(a: Sequence[bool] | NDArray[np.bool_], b: Sequence[bool] | NDArray[np.bool_]) -> dict[str, Any]:
