@@ -82,10 +82,11 @@ def _day(text: str | None, option: str, *, end: bool) -> date | None:
         return None
     try:
         if re.fullmatch(r"\d{4}-\d{2}", text):
-            year, month = int(text[:4]), int(text[5:])
+            day = date(int(text[:4]), int(text[5:]), 1)
             if not end:
-                return date(year, month, 1)
-            return date.fromordinal(date(year + month // 12, month % 12 + 1, 1).toordinal() - 1)
+                return day
+            following = date(day.year + day.month // 12, day.month % 12 + 1, 1)
+            return date.fromordinal(following.toordinal() - 1)
         return date.fromisoformat(text)
     except ValueError as exc:
         raise UsageError(f"{option} {text} is no date; write 2024-10-01 or 2024-10") from exc

@@ -1,0 +1,310 @@
+"""Programs that attack: each is contained within its limits, and the next program runs as if nothing had been.
+
+Every attack that a layer should stop also runs with that layer alone where one layer claims to stop it. What holds on
+this machine is asked first; a layer that is missing skips what rests on it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from resetcli.data.lcb_tests import Case
+from resetcli.data.livecodebench import Problem
+from resetcli.evaluation.code.grade import judge
+from resetcli.evaluation.code.sandbox import LAYERS, Containment, Limits, Sandbox, containment
+
+QUICK = Limits(cpu=1, wall=3.0, memory=1 << 30, output=1 << 20, room=1 << 20)
+LAYER_SETS = [LAYERS, ("landlock", "seccomp"), ("namespaces", "files")]
+
+
+def run(code, data="", *, limits=QUICK, layers=LAYERS, function=None):
+    with Sandbox(code, function, limits, layers) as box:
+        lost = [layer for layer in layers if box.layers.get(layer) is not True]
+        if lost:
+            pytest.skip(f"not granted here: {lost}")
+        return box.run(data)
+
+
+def test_what_holds_here_is_said() -> None:
+    found = containment()
+    assert set(found.layers) >= {"namespaces", "files", "landlock", "seccomp", "capabilities"}
+    assert Containment({"seccomp": "no", "namespaces": "no", "landlock": "no", "files": "no"}).gaps == [
+        "use the network",
+        "signal other processes of this user",
+        "start further processes",
+        "read and write this user's files",
+    ]
+    assert Containment({"seccomp": True, "landlock": True}).gaps == []
+    assert Containment({"seccomp": "old kernel"}).missing == {"seccomp": "old kernel"}
+
+
+def test_an_honest_program_between_attacks() -> None:
+    for code in (
+        "import os\nos._exit(0)",
+        "while 1: pass",
+        "x = bytearray(10 << 30)",
+        "import os\nos.kill(os.getppid(), 9)",
+    ):
+        run(code)
+        assert run("print(int(input()) + 1)", "41").output == b"42\n"
+
+
+@pytest.mark.parametrize("layers", LAYER_SETS, ids=str)
+def test_fork_bomb(layers) -> None:
+    before = time.monotonic()
+    found = run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", layers=layers)
+    assert found.status in ("time", "error") and time.monotonic() - before < 20
+    deadline = time.monotonic() + 5
+    while left := _alive("inside"):
+        assert time.monotonic() < deadline, f"left running: {left}"
+        time.sleep(0.1)
+
+
+def _alive(word):
+    """Sandbox processes of this test process that are left."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as stream:
+                line = stream.read()
+            with open(f"/proc/{pid}/stat") as stream:
+                parent = int(stream.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        if line.rstrip(b"\0").endswith(f"/code/{word}".encode()) and parent in (os.getpid(), 1):
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import subprocess\nprint(subprocess.run(['id'], capture_output=True))",
+        "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo hi'])",
+        "import multiprocessing\nmultiprocessing.Process(target=print).start()",
+        "import os\nos.posix_spawn('/bin/true', ['true'], {})",
+    ],
+)
+def test_no_other_programs(code) -> None:
+    assert run(code, layers=("seccomp",)).status == "error"
+
+
+def test_thread_bomb() -> None:
+    code = "import threading, time\nwhile 1: threading.Thread(target=time.sleep, args=(9,)).start()"
+    assert run(code).status in ("error", "time", "memory")
+
+
+@pytest.mark.parametrize("size", ["10 << 30", "1 << 50"])
+def test_large_allocation(size) -> None:
+    found = run(f"x = bytearray({size})\nprint(len(x))", layers=())
+    assert (found.status, found.detail) == ("memory", "memory limit")
+
+
+def test_memory_in_small_parts() -> None:
+    limits = Limits(cpu=5, wall=8.0, memory=256 << 20)
+    assert run("x = []\nwhile 1: x.append(bytearray(1 << 20))", limits=limits).status == "memory"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: print('x' * 10000)",
+        "import sys\nwhile True: sys.stderr.write('x' * 10000)",
+        "import os\nwhile True: os.write(3, b'x' * 10000)",
+    ],
+)
+def test_infinite_output(code) -> None:
+    before = time.monotonic()
+    found = run(code)
+    assert found.status in ("output", "time") and found.output == b"" and time.monotonic() - before < 8
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while 1: pass",
+        "import time\ntime.sleep(60)",
+        "input()\nimport time\ntime.sleep(60)",
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass",
+        "9 ** 9 ** 9",
+    ],
+)
+def test_time(code) -> None:
+    before = time.monotonic()
+    assert run(code, "x").status == "time" and time.monotonic() - before < 8
+
+
+SECRET = "kept-from-programs-7431"
+
+
+@pytest.mark.parametrize("layers", LAYER_SETS, ids=str)
+def test_the_environment_of_the_parent(layers, monkeypatch) -> None:
+    monkeypatch.setenv("RESET_SECRET_FOR_TEST", SECRET)
+    code = (
+        "import os\nprint(dict(os.environ))\n"
+        "for p in range(1, 200000 if os.path.exists('/proc/1') else 2):\n"
+        "    try: print(open(f'/proc/{p}/environ', 'rb').read())\n    except OSError: pass\n"
+        f"for p in (os.getppid(), {os.getpid()}, 'self'):\n"
+        "    for n in ('environ', 'cmdline', 'mem', 'maps', 'root/etc/passwd'):\n"
+        "        try: print(open(f'/proc/{p}/{n}', 'rb').read(4096))\n        except (OSError, ValueError): pass\n"
+    )
+    found = run(code, limits=Limits(cpu=6, wall=10), layers=layers)
+    assert found.status == "ok" and SECRET.encode() not in found.output
+    assert found.output.startswith(b"{}\n")
+
+
+@pytest.mark.parametrize("layers", [*LAYER_SETS, ("seccomp",), ("namespaces",)], ids=str)
+def test_killing_the_parent(layers) -> None:
+    code = (
+        "import os, signal\n"
+        f"for pid in (os.getppid(), 1, 2, {os.getpid()}, -1):\n"
+        "    for number in (signal.SIGTERM, signal.SIGKILL):\n"
+        "        try: os.kill(pid, number)\n        except OSError as exc: print(exc.errno)\n"
+        "print('alive')\n"
+    )
+    got = []
+    old = signal.signal(signal.SIGTERM, lambda *_: got.append(1))
+    try:
+        with Sandbox(code, None, QUICK, layers) as box:
+            if any(box.layers.get(layer) is not True for layer in layers):
+                pytest.skip("not granted here")
+            box.run("")
+            assert box.run("").status in ("ok", "error")  # the supervisor is there and serves the next input
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert got == []
+
+
+@pytest.mark.parametrize("layers", LAYER_SETS, ids=str)
+def test_writing_outside(layers, tmp_path) -> None:
+    tmp_path.chmod(0o777)
+    places = [
+        str(tmp_path / "pwned"),
+        "/tmp/pwned",
+        "/etc/pwned",
+        "/usr/pwned",
+        os.path.join(sys.prefix, "pwned"),
+        "/dev/shm/pwned",
+        "/var/tmp/pwned",
+        "../pwned",
+        "../../pwned",
+    ]
+    code = (
+        f"for p in {places!r}:\n    try: open(p, 'w').write('x'); print(p)\n    except OSError: pass\n"
+        "open('own', 'w').write('1')"
+    )
+    found = run(code, layers=layers)
+    assert found.status == "ok" and found.output in (b"", b"../pwned\n")
+    assert not any(os.path.exists(p) for p in places[:7])
+
+
+@pytest.mark.parametrize("layers", LAYER_SETS, ids=str)
+def test_reading_the_tests(layers, tmp_path) -> None:
+    """The data file with the expected outputs is on the disk, and so is this source."""
+    secret = tmp_path / "livecodebench.jsonl"
+    secret.write_text(SECRET)
+    os.chmod(tmp_path, 0o755)
+    code = (
+        f"import os\nfor p in ({str(secret)!r}, {__file__!r}, '/etc/passwd', '/etc/hostname', '/root/.bash_history'):\n"
+        "    try: print(open(p).read())\n    except OSError: pass\n"
+        "for p in ('/', '/home', '/root', '/work', '/tmp', '/proc'):\n"
+        "    try: print(p, [n for n in os.listdir(p) if n == 'livecodebench.jsonl'])\n    except OSError: pass\n"
+    )
+    found = run(code, layers=layers)
+    assert found.status == "ok" and SECRET.encode() not in found.output and b"root:" not in found.output
+
+
+@pytest.mark.parametrize("layers", LAYER_SETS, ids=str)
+def test_sockets(layers) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.2)
+        code = (
+            f"import socket\ns = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)\n"
+            "s.sendall(b'hello')\nprint('sent')"
+        )
+        assert run(code, layers=layers).status == "error"
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_filling_the_disk() -> None:
+    code = "import os\nfor i in range(100):\n    open(f'f{i}', 'wb').write(bytes(512 << 10))\nprint('all')"
+    assert run(code, layers=LAYERS).status in ("error", "output")
+    assert run("open('f', 'wb').write(bytes(10 << 20))", layers=()).status in ("error", "output")
+    # the folder is empty for the next input, in the same sandbox and in a new one
+    with Sandbox("import os\nprint(os.listdir('.'))\nopen('left', 'w').write('x')", None, QUICK) as box:
+        assert [box.run("").output for _ in range(2)] == [b"[]\n", b"[]\n"]
+
+
+RIGHT = Problem([Case("1", "2", "stdin"), Case("5", "6", "stdin")], None)
+FUNCTION = Problem([Case("1", "2", "functional"), Case("5", "6", "functional")], "f")
+
+CHEATS = [
+    # monkeypatching whatever grades
+    "import builtins, sys, json\nclass Yes:\n    def __eq__(self, o): return True\n    def __hash__(self): return 0\n"
+    "builtins.all = lambda *a: True\njson.loads = lambda *a: Yes()\nprint(Yes())",
+    "import sys\nfor m in list(sys.modules.values()):\n"
+    "    for n in ('same_output', 'same_value', '_same', 'judge', '_verdict'):\n"
+    "        try: setattr(m, n, lambda *a, **k: ('ok', ''))\n        except Exception: pass\n",
+    "import gc\nfor o in gc.get_objects():\n    if isinstance(o, dict) and 'output' in o: print(o['output'])",
+    # leaving early with success
+    "import os\nos._exit(0)",
+    "import sys\nsys.exit(0)",
+    "raise SystemExit(0)",
+    "quit()",
+    # claiming success on the runner's own pipe, or saying nothing there
+    'import os\nos.write(3, b\'{"value": "2"}\')\nos._exit(0)',
+    "import os\nfor fd in range(3, 64):\n"
+    '    try: os.write(fd, b\'{"status": "ok", "detail": "", "cpu": 0, "bytes": 2}\\n2\\n\')\n'
+    "    except OSError: pass\n",
+    # the output it cannot know: the frames and the memory of the process hold inputs only
+    "import sys\nf = sys._getframe()\n"
+    "while f:\n    for v in list(f.f_locals.values()): print(str(v)[:50])\n    f = f.f_back\n",
+    "print(2)",
+]
+
+
+@pytest.mark.parametrize("code", CHEATS)
+def test_cheats_do_not_pass(code) -> None:
+    answer, passed = judge(code, RIGHT, QUICK)
+    assert not passed and answer.startswith("test ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class E(int):\n    def __eq__(self, o): return True\ndef f(x): return E(0)",
+        "class E:\n    def __eq__(self, o): return True\ndef f(x): return E()",
+        'import os\ndef f(x):\n    os.write(3, b\'{"value": "2"}\')\n    os._exit(0)',
+        "import json\njson.dumps = lambda *a, **k: '2'\ndef f(x): return None",
+        "def f(x): raise SystemExit(0)",
+        "def g(x): return x + 1",
+        "f = 3",
+        "class Solution:\n    pass",
+        "def f(): return 2",
+    ],
+)
+def test_cheats_with_functions_do_not_pass(code) -> None:
+    assert not judge(code, FUNCTION, QUICK)[1]
+
+
+def test_a_broken_sandbox_is_no_zero(monkeypatch) -> None:
+    from resetcli.evaluation.code import sandbox
+
+    with Sandbox("print(1)", None, QUICK) as box:
+        threading.Timer(0.3, box._kill).start()
+        time.sleep(0.5)
+        with pytest.raises(sandbox.SandboxError, match="ended unexpectedly"):
+            box.run("")
+    monkeypatch.setattr(sandbox.sys, "executable", "/nowhere/python")
+    with pytest.raises(sandbox.SandboxError, match="cannot start the sandbox"):
+        Sandbox("print(1)")
