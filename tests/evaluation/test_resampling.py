@@ -33,6 +33,19 @@ def test_few_documents_get_the_exact_permutation_p(quarters) -> None:
     assert sign_flip_p(d) == pytest.approx(by_enumeration(d), abs=1e-12)
 
 
+def test_ties_are_broken_by_precision() -> None:
+    d = np.array([1.0, 1.0, -1.0])
+    # Sums: +-3 twice, +-1 six times, in three pairs by which of the three stands alone.
+    assert sign_flip_p(d) == 1
+    for alone, p in ((0, 1.0), (1, 6 / 8), (2, 4 / 8)):
+        # The more precise the one that stands against the others, the nearer to 0.
+        signs = np.where(np.arange(3) == alone, -1.0, 1.0)
+        assert sign_flip_p(signs, precision=np.array([3.0, 2.0, 1.0])) == p
+    # Never more than one step: a larger mean stays larger.
+    assert sign_flip_p(np.array([1.0, 1.0, 2.0]), precision=np.array([9.0, 9.0, 0.0])) == 2 / 8
+    assert sign_flip_p(np.zeros(3), precision=np.zeros(3)) == 1
+
+
 def test_many_documents_get_a_sampled_one_near_the_exact() -> None:
     d = np.array([1, 1, 1, 1, 1, 1, 1, -1, -1, 1, 0.5, 0.25, -0.75, 0.5, 0, 0])
     exact = sign_flip_p(d, resamples=2**14)

@@ -44,8 +44,9 @@ def compare_pair(
     if pass_at is not None:
         step[f"pass@{pass_at}"] = 1.0
     left, right = _by_document(a, pass_at), _by_document(b, pass_at)
+    precision = _precision(a, b)
     differences = {
-        metric: _difference(right[metric] - left[metric], smallest, resamples, seed)
+        metric: _difference(right[metric] - left[metric], smallest, precision, resamples, seed)
         for metric, smallest in step.items()
     }
     won_a, won_b = left["maj@k"] > 0.5, right["maj@k"] > 0.5
@@ -78,12 +79,20 @@ def _by_document(table: ScoreTable, pass_at: int | None) -> dict[str, Values]:
     return found if pass_at is None else {**found, f"pass@{pass_at}": passes(table, pass_at)}
 
 
-def _difference(d: Values, step: float | None, resamples: int, seed: int) -> dict[str, Any]:
+def _precision(a: ScoreTable, b: ScoreTable) -> Values:
+    """One over the variance of a document's scores, both runs together, up to a factor; 0 where all agree. With one
+    sample a document all that differ are alike."""
+    k, right = a.repeats, a.score.sum(1) + b.score.sum(1)
+    spread = right * (2 * k - right)
+    return np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
+
+
+def _difference(d: Values, step: float | None, precision: Values, resamples: int, seed: int) -> dict[str, Any]:
     interval = bootstrap_interval(d, step=step, resamples=resamples, seed=seed)
     return {
         "difference": float(d.mean()),
         "ci95": list(interval) if interval is not None else None,
-        "p": sign_flip_p(d, resamples=resamples, seed=seed),
+        "p": sign_flip_p(d, precision=precision, resamples=resamples, seed=seed),
         "detectable": detectable_difference(d, step=step),
     }
 
