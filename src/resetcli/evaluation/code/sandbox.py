@@ -127,7 +127,7 @@ class Sandbox:
         except BaseException:
             self.close()
             raise
-        if reply is None:
+        if reply is None or reply["layers"] is None:
             self.close()
             raise SandboxError("the sandbox for programs does not start here; see docs/livecodebench.md")
         self.layers: dict[str, Any] = reply["layers"]

@@ -56,7 +56,10 @@ def main() -> None:
     os.environ.clear()
     # One worker on nothing tells which layers hold.
     trial = _run(job, {"namespaces": layers.get("namespaces") is True}, b"", trial=True)
-    layers.update(json.loads(trial["output"] or b"{}"))
+    if trial["status"] != "ok":
+        _say(sink, {"layers": None})
+        return
+    layers.update(json.loads(trial["output"]))
     _say(sink, {"layers": layers})
     gc.freeze()
     known = {"namespaces": layers.get("namespaces") is True}
@@ -107,7 +110,7 @@ def _run(job: dict[str, Any], known: dict[str, bool], data: bytes, *, trial: boo
             os._exit(code)
     for fd in (feed, output_end, report_end, ready_end):
         os.close(fd)
-    found = _watch(job, pid, output, report)
+    found = _watch({**job, "kind": "stdin"} if trial else job, pid, output, report)
     if os.read(ready, 1) != b"!":
         # Nothing of the program has run yet: this is a fault of ours or of the machine, not the program's.
         found = {**found, "status": "broken", "detail": "the worker ended before the program began"}
@@ -141,11 +144,7 @@ def _confine(job: dict[str, Any], known: dict[str, bool], box: str) -> dict[str,
     os.mkdir(box, 0o700)
     if job["uids"]:
         os.chmod(job["box"], 0o711)
-        os.chown(box, job["uids"][0], job["uids"][0])
-        uid = confinement.leave_root(job["uids"])
-        if uid is not None and uid != job["uids"][0]:
-            layers["box"] = "not writable"
-        layers["user"] = uid is not None or "no other user id can be taken"
+        layers["user"] = confinement.leave_root(job["uids"], box) or "no other user id can be taken"
         confinement.die_with_parent()
     os.chdir(box)
     own_count = layers.get("user") is True or (known["namespaces"] and os.geteuid() != 0)

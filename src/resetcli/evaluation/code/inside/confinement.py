@@ -259,15 +259,16 @@ def foreign_ids() -> list[int]:
     return [0x60000000 + int.from_bytes(os.urandom(3), "big"), 65534]
 
 
-def leave_root(uids: list[int]) -> int | None:
-    """Become another user and group for good, without groups; the id, or None if none can be taken."""
+def leave_root(uids: list[int], box: str) -> bool:
+    """Become one of these users, without groups, for good, and give it ``box``; whether that could be done."""
     for uid in uids:
         with contextlib.suppress(OSError):
+            os.chown(box, uid, uid)
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            return uid
-    return None
+            return True
+    return False
 
 
 def readable_by_all(path: str) -> bool:
