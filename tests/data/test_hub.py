@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from resetcli.data import gpqa, hub
+from resetcli.data import gpqa, hub, livecodebench
 
 SCRIPT = """
 import json, sys
@@ -85,13 +85,19 @@ def cache(tmp_path):
     put("gsm8k", hub.HUB["gsm8k"].files[0], [{"question": "q", "answer": "w\n#### 5"}])
     put("wikitext", hub.HUB["wikitext"].files[0], [{"text": ""}, {"text": " = A = \n"}, {"text": ""}])
     put("gpqa", "gpqa_diamond.csv", ",".join(gpqa.COLUMNS) + "\nq,right,w1,w2,w3,rec1\n")
+    for shard, name in livecodebench.SHARDS.items():
+        case = json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}])
+        row = {"question_id": shard, "question_content": "q", "contest_date": "2024-01-01", "public_test_cases": case}
+        put(f"livecodebench-{shard}", name, json.dumps(row) + "\n")
     for part, name in enumerate(hub.HUB["numinamath"].files):
         put("numinamath", name, [{"problem": f"p{part}", "answer": ["1", "proof", "x"][part], "solution": "s"}])
     return str(tmp_path)
 
 
 def test_cached_data_sets_serve_offline(cache):
-    got = ask("aime", "math500", "gsm8k", "wikitext", "gpqa", "numinamath", HF_HOME=cache, HF_HUB_OFFLINE="1")
+    tasks = ("aime", "math500", "gsm8k", "wikitext", "gpqa", "livecodebench", "numinamath")
+    got = ask(*tasks, HF_HOME=cache, HF_HUB_OFFLINE="1")
+    assert got["livecodebench"] == [[f"v{n}", f"v{n}", []] for n in range(1, 7)]
     assert got["aime"] == [
         ["2022-II-8", "080", ["81"]],
         ["2023-I-15", "349", []],
