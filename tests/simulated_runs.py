@@ -43,7 +43,7 @@ def write_run(
     lines = (json.dumps(s) + "\n" for s in samples[: len(samples) - left_out])
     (folder / "samples.jsonl").write_text("".join(lines))
     if results is not None:
-        (folder / "results.json").write_text(json.dumps({"results": results}))
+        (folder / "results.json").write_text(json.dumps({"results": results, "timing": {}}))
     return folder
 
 

@@ -74,12 +74,16 @@ def test_two_evaluations_end_to_end(tiny_model_dir, source, tmp_path) -> None:
         for pair in found["comparisons"]:
             assert pair["values"]["avg@k"][number] == pytest.approx(results[pair["task"]]["avg@k"], abs=1e-12)
             own = found["runs"][number]["tasks"][pair["task"]]
+            assert own.pop("tokens_per_s") > 0
             assert all(results[pair["task"]][key] == value for key, value in own.items())
     assert [run["method"] for run in found["runs"]] == ["FP32 fixed", "FP32 reset"]
     differs = {row["name"]: row["values"] for row in found["differs"]}
     assert differs["settings.seed"] == [0, 1] and differs["settings.policy.aime.tau_0"] == [None, 0.5]
     assert not any(name.startswith("settings.tasks") for name in differs)
-    assert compare_runs([tmp_path / "a", tmp_path / "b"]) == found
+    again = compare_runs([tmp_path / "a", tmp_path / "b"])
+    assert again["comparisons"] == found["comparisons"] and again["differs"] == found["differs"]
+    timing = json.loads((tmp_path / "a/results.json").read_text())["timing"]
+    assert sum(spent["tokens"] for spent in timing["tasks"].values()) == timing["tokens_made"]
 
 
 @pytest.mark.parametrize(
@@ -172,10 +176,13 @@ def test_what_makes_a_comparison_doubtful_is_said(tmp_path) -> None:
     lines = (runs[1] / "samples.jsonl").read_text().splitlines()
     failed = {**json.loads(lines[0]), "finish_reason": "error", "score": 0, "why": "unparsed", "answer": None}
     (runs[1] / "samples.jsonl").write_text("\n".join([json.dumps(failed), *lines[1:]]) + "\n")
+    header = json.loads((runs[0] / "run.json").read_text())
+    (runs[0] / "run.json").write_text(json.dumps({**header, "conditions": {"versions": {"resetcli": "0.0.1"}}}))
     said = compare_runs(runs)["warnings"]
     assert "a has chosen documents" in said[0] and "b has chosen documents" in said[1]
     assert said[2] == "b, aime: 1 samples failed (logits not finite) and score 0"
-    assert said[3] == "max_new_tokens differs: 64 in a, 128 in b"
+    assert said[3].startswith("the runs were scored by other versions: 0.0.1 (a), None (b)")
+    assert said[4] == "max_new_tokens differs: 64 in a, 128 in b"
 
 
 def test_perplexities_of_the_same_tokens(tmp_path) -> None:

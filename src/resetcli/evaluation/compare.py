@@ -169,13 +169,14 @@ def _described(run: StoredRun, pass_at: int | None) -> dict[str, Any]:
     for name, table in run.tables.items():
         if TASKS[name].kind == "perplexity":
             perplexity = math.exp(-float(table.score.sum()) / table.tokens.sum())
-            known = run.results.get(name)
-            word = known.get("word_perplexity") if isinstance(known, dict) else None
+            word = run.result("results", name, "word_perplexity")
             tasks[name] = {"n": table.n, "token_perplexity": perplexity, "word_perplexity": word}
         else:
             tasks[name] = table_statistics(table)
             if pass_at is not None:
                 tasks[name]["pass@"][str(pass_at)] = float(passes(table, pass_at).mean())
+        # Of the last sitting that made samples.
+        tasks[name]["tokens_per_s"] = run.result("timing", "tasks", name, "tokens_per_s")
     return {
         "run": str(run.path), "model": run.model, "method": run.method, "limited": run.limited, "tasks": tasks
     }  # fmt: skip
@@ -189,6 +190,10 @@ def _warnings(runs: Sequence[StoredRun]) -> list[str]:
         for task, table in run.tables.items():
             if n := int(table.failed.sum()):
                 found.append(f"{run.name}, {task}: {n} samples failed (logits not finite) and score 0")
+    made = [(run.header.get("conditions") or {}).get("versions", {}).get("resetcli") for run in runs]
+    if any(version != made[0] for version in made):
+        each = (f"{version} ({run.name})" for version, run in zip(made, runs, strict=True))
+        found.append(f"the runs were scored by other versions: {', '.join(each)}; `score` judges each by this one")
     for key in SAME_FOR_FAIRNESS:
         values = [run.header["settings"].get(key) for run in runs]
         if any(value != values[0] for value in values):

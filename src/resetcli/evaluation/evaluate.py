@@ -177,6 +177,10 @@ def run_eval(
             "tokens_made": recorder.tokens,
             "bookkeeping_seconds": recorder.bookkeeping,
             "tokens_per_s": recorder.tokens / recorder.seconds if recorder.seconds else None,
+            "tasks": {
+                task: {**spent, "tokens_per_s": spent["tokens"] / spent["seconds"] if spent["seconds"] else None}
+                for task, spent in recorder.by_task.items()
+            },
             "versions": versions(),
         }
         folder.finish(results)

@@ -25,7 +25,8 @@ class RunRecorder:
     """Implements ``jobs.Recorder`` over a ``RunFolder``.
 
     ``made``, ``tokens``, ``seconds``: samples and tokens generated in this sitting, and the time from the first
-    request to the last sample; ``bookkeeping``: seconds of that spent on scoring and storing.
+    request to the last sample; ``bookkeeping``: seconds of that spent on scoring and storing; ``by_task``: tokens and
+    seconds of each task.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class RunRecorder:
         self.max_failed = max_failed
         self.advance: Callable[[int], None] = lambda n: None
         self.made = self.tokens = 0
-        self.seconds = self.bookkeeping = 0.0
+        self.seconds = self.bookkeeping = self._before = 0.0
+        self.by_task: dict[str, dict[str, float]] = {}
         self.traces = ExampleTraces(
             folder.path, policies, model=engine.info.model, seed=folder.settings.get("seed", 0), reporter=reporter
         )
@@ -85,7 +87,7 @@ class RunRecorder:
         # Long texts and a batch that runs empty are slower than the probe, so the first samples speak once more.
         self._second_look = max(self.engine.info.batch_size, len(jobs) // 10) if len(jobs) > 20 else 0
         self._left = len(jobs)
-        self._started = time.perf_counter()
+        self._started, self._before = time.perf_counter(), 0.0
 
     def watch(self, requests: Iterable[tuple[str, Job]]) -> tuple[Collection[str], Callable[[TokenEvent], None]]:
         self.traces.choose(requests)
@@ -151,6 +153,11 @@ class RunRecorder:
         self.made += 1
         self.tokens += n_tokens
         self.seconds = time.perf_counter() - self._started
+        speed = self.by_task.setdefault(job.task, {"tokens": 0, "seconds": 0.0})
+        speed["tokens"] += n_tokens
+        # From the sample before to this one: tasks are decoded one after the other, save for a batch in between.
+        speed["seconds"] += self.seconds - self._before
+        self._before = self.seconds
         self._left -= 1
         if self.made == self._second_look:
             rest = self._left * self.seconds / self.made

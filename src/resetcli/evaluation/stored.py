@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.files import read_json
 from resetcli.base.reporting import Reporter
 from resetcli.evaluation.columns import Columns, ScoreTable
-from resetcli.evaluation.runs import RESULTS, RUN, read_samples
+from resetcli.evaluation.runs import RESULTS, RUN, read_samples, repeats_of
 from resetcli.evaluation.tasks import TASKS
 
 PRECISIONS = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
@@ -19,8 +19,8 @@ PRECISIONS = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
 
 @dataclass(frozen=True)
 class StoredRun:
-    """``tables`` by task, in the run's order; ``results`` what results.json holds under "results", {} without one.
-    ``model`` and ``method`` name the run in tables."""
+    """``tables`` by task, in the run's order; ``results`` what results.json holds, {} without one. ``model`` and
+    ``method`` name the run in tables."""
 
     path: Path
     header: dict[str, Any]
@@ -41,9 +41,12 @@ class StoredRun:
         """Version, SHA-256 of the data and number of documents, as run.json has them."""
         return self.header["tasks"][name]
 
-    def of(self, tasks: list[str]) -> StoredRun:
-        """The run with these of its tasks only."""
-        return replace(self, tables={name: table for name, table in self.tables.items() if name in tasks})
+    def result(self, *keys: str) -> Any:
+        """What results.json has under ``keys``, one in the other; None if it has no such entry."""
+        found: Any = self.results
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
 
 
 def open_run(path: Path, *, tasks: list[str] | None = None, reporter: Reporter | None = None) -> StoredRun:
@@ -66,10 +69,9 @@ def open_run(path: Path, *, tasks: list[str] | None = None, reporter: Reporter |
         for sample in read_samples(path):
             if (column := columns.get(sample["task"])) is not None:
                 column.add(sample)
-    repeats = header.get("repeats", header["settings"].get("repeats"))
+    repeats = repeats_of(header)
     tables = {name: _table(path, header, name, column, repeats) for name, column in columns.items()}
-    found = read_json(path / RESULTS) if (path / RESULTS).is_file() else {}
-    results = found.get("results") if isinstance(found, dict) else None
+    results = read_json(path / RESULTS) if (path / RESULTS).is_file() else {}
     return StoredRun(
         path, header, tables, results if isinstance(results, dict) else {}, _model(header), _method(header)
     )

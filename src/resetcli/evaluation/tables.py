@@ -82,8 +82,8 @@ def to_csv(document: Mapping[str, Any]) -> str:
     """Long form; empty where a run has no such figure or is no comparison's second run."""
     columns = [
         "task", "model", "method", "n", "repeats", "avg", "ci_low", "ci_high", "pass", "maj", "truncated", "unparsed",
-        "tokens_mean", "errors", "word_perplexity", "token_perplexity", "limited", "base_model", "base_method",
-        "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "run",
+        "tokens_mean", "tokens_per_s", "errors", "word_perplexity", "token_perplexity", "limited", "base_model",
+        "base_method", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable", "run",
     ]  # fmt: skip
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
@@ -103,9 +103,9 @@ def to_csv(document: Mapping[str, Any]) -> str:
 
 def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
     if "avg@k" not in found:
-        return {key: found[key] for key in ("n", "word_perplexity", "token_perplexity")}
+        return {key: found[key] for key in ("n", "word_perplexity", "token_perplexity", "tokens_per_s")}
     low, high = found["ci95"]
-    same = ("n", "repeats", "truncated", "unparsed", "tokens_mean", "errors")
+    same = ("n", "repeats", "truncated", "unparsed", "tokens_mean", "tokens_per_s", "errors")
     return {
         **{key: found[key] for key in same}, "avg": found["avg@k"], "ci_low": low, "ci_high": high,
         "pass": found["pass@k"], "maj": found["maj@k"],
