@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from resetcli.base.errors import ResetError, UsageError
 from resetcli.evaluation.compare import compare_runs
 from resetcli.evaluation.evaluate import run_eval
 from resetcli.evaluation.paired import compare_pair, compare_perplexity
+from resetcli.evaluation.tables import to_csv, to_latex, to_markdown
 from resetcli.policy.settings import PolicySettings
 
 A = np.array([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0], [0, 1, 0, 0]])
@@ -45,6 +47,13 @@ def test_a_pair_by_hand() -> None:
     ]
     back = compare_pair(table_of(B), table_of(A))
     assert back["differences"]["avg@k"]["difference"] == pytest.approx(-1 / 20) and back["worse"] == 3
+
+
+def test_one_sample_a_problem_is_mcnemar() -> None:
+    a, b = np.array([[1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1]]).T, np.array([[1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1]]).T
+    found = compare_pair(table_of(a), table_of(b))
+    assert found["mcnemar"]["only_b"] == 5 and found["mcnemar"]["only_a"] == 2
+    assert {found["differences"][m]["p"] for m in ("avg@k", "maj@k", "pass@k")} == {found["mcnemar"]["p"]}
 
 
 def test_only_repeats_of_both_are_compared(tmp_path) -> None:
@@ -133,6 +142,18 @@ def test_what_is_no_finished_run(tmp_path) -> None:
     for paths, said in (([run], "two runs or more"), ([run, tmp_path / "." / "a"], "named twice")):
         with pytest.raises(UsageError, match=said):
             compare_runs(paths)
+
+
+@pytest.mark.parametrize("key", ["run", "model", "policy", "tasks", "settings", "engine", "conditions"])
+@pytest.mark.parametrize("value", [None, 7, [], "x", {"name": 3, "versions": []}, {"aime": {}}])
+def test_an_edited_header_is_an_error_or_harmless(tmp_path, key, value) -> None:
+    runs = [write_run(tmp_path / name, {"aime": A}) for name in ("a", "b")]
+    header = json.loads((runs[1] / "run.json").read_text())
+    (runs[1] / "run.json").write_text(json.dumps({**header, key: value}))
+    with contextlib.suppress(ResetError):
+        found = compare_runs(runs, resamples=1000)
+        json.dumps(found, allow_nan=False)
+        to_csv(found), to_latex(found), to_markdown(found)
 
 
 def test_many_runs_each_against_the_base_of_its_model(tmp_path) -> None:

@@ -190,7 +190,7 @@ def _warnings(runs: Sequence[StoredRun]) -> list[str]:
         for task, table in run.tables.items():
             if n := int(table.failed.sum()):
                 found.append(f"{run.name}, {task}: {n} samples failed (logits not finite) and score 0")
-    made = [(run.header.get("conditions") or {}).get("versions", {}).get("resetcli") for run in runs]
+    made = [run.header.get("conditions", {}).get("versions", {}).get("resetcli") for run in runs]
     if any(version != made[0] for version in made):
         each = (f"{version} ({run.name})" for version, run in zip(made, runs, strict=True))
         found.append(f"the runs were scored by other versions: {', '.join(each)}; `score` judges each by this one")

@@ -78,12 +78,19 @@ def open_run(path: Path, *, tasks: list[str] | None = None, reporter: Reporter |
 
 
 def _whole(header: Any) -> bool:
+    """Whether run.json has what is read of it here, whoever wrote or edited it."""
     if not isinstance(header, dict) or header.get("run") != 1:
         return False
-    sections = ("settings", "tasks", "model", "policy")
-    if not all(isinstance(header.get(key), dict) for key in sections) or not isinstance(header["model"]["name"], str):
+    if not all(isinstance(header.get(key), dict) for key in ("settings", "tasks", "model", "policy")):
         return False
-    return all(isinstance(t, dict) and isinstance(t.get("documents"), int) for t in header["tasks"].values())
+    if not all(isinstance(header.get(key, {}), dict) for key in ("engine", "conditions")):
+        return False
+    if not isinstance(header.get("conditions", {}).get("versions", {}), dict):
+        return False
+    tasks = header["tasks"].values()
+    return isinstance(header["model"].get("name"), str) and all(
+        isinstance(task, dict) and isinstance(task.get("documents"), int) for task in tasks
+    )
 
 
 def _table(path: Path, header: dict[str, Any], task: str, columns: Columns, repeats: int | None) -> ScoreTable:
@@ -106,7 +113,7 @@ def _model(header: dict[str, Any]) -> str:
 
 
 def _method(header: dict[str, Any]) -> str:
-    engine = header.get("engine") or {}
+    engine = header.get("engine", {})
     precision = "NVFP4" if engine.get("nvfp4") else PRECISIONS.get(str(engine.get("dtype")), str(engine.get("dtype")))
     if engine.get("nvfp4") and engine.get("activations") == "w4a16":
         precision += " W4A16"
