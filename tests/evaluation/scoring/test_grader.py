@@ -28,7 +28,7 @@ pieces = st.recursive(
 @given(st.lists(pieces, max_size=5).map("".join), st.sampled_from(["boxed", "fbox"]), st.sampled_from(["", " ", "\n"]))
 def test_nested_braces_come_back_whole(content, command, space):
     found = boxes("x } " + "\\" + command + space + "{" + content + "} y {")
-    assert [box.text for box in found] == ([content.strip()] if content.strip() else [])
+    assert [box.text for box in found] == ([content.strip()] if content.strip(" {}") else [])
 
 
 @given(st.integers(-(10**12), 10**12))

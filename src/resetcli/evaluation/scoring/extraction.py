@@ -84,6 +84,7 @@ def readable(
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_BLANK = re.compile(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|[\s~?._{}$-]")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _UNBRACED = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?|\\[dt]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|[A-Za-z](?![A-Za-z])")
 
@@ -113,7 +114,7 @@ def boxes(text: str, *, cut: bool = False) -> list[Found]:
             bare = _UNBRACED.match(text, match.end())
             whole = bare is not None and not (cut and bare.end() == len(text))
             content = bare.group().rstrip(",") if bare and whole else None
-        if content is not None and content.strip():
+        if content is not None and _BLANK.sub("", content):
             found.append(Found(content.strip(), match.start()))
     return found
 

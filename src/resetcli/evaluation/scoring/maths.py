@@ -22,7 +22,7 @@ _STATEMENT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _DELIMITED = re.compile(
-    r"(\$\$?)([^$\n]{1,300})\1|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]|\$\$([^$]{1,300})\$\$", re.DOTALL
+    r"(\$\$?)((?:[^$\n\\]|\\.){1,300})\1|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]|\$\$([^$]{1,300})\$\$", re.DOTALL
 )
 _STATED_NUMBER = re.compile(
     rf"[*_]{{0,2}}\\?\$?\s*({NUMBER}(?:\s*/\s*\d+)?\s*\\?%?)"
@@ -80,7 +80,7 @@ def _stated_value(rest: str) -> str | None:
 
 
 def _is_prose(text: str) -> bool:
-    plain = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\s*\{[^{}]*\}|\\[A-Za-z]+", " ", text)
+    plain = re.sub(r"\\(?:text(?:bf|rm)?|math(?:rm|bf)|mbox|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+", " ", text)
     return bool(re.search(r"[A-Za-z]{3,}|\.\s|\bno\b|\bor\b", plain))
 
 
