@@ -21,7 +21,7 @@ INNER_WIDTH, INNER_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
 def interval(value: float, low: float, high: float) -> str:
     """A share and its interval on an axis from 0 to 1."""
-    wide = 160
+    wide = 120
 
     def x(share: float) -> float:
         return 4 + share * (wide - 8)
@@ -62,7 +62,7 @@ def lengths(counts: Mapping[tuple[str, int], int], mean: float | None) -> str:
         at = LEFT + INNER_WIDTH * mean / (bins * width)
         parts.append(f'<line class="rule" x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{TOP + INNER_HEIGHT}"/>')
         side, shift = ("end", -4) if at > WIDTH / 2 else ("start", 4)
-        parts.append(f'<text x="{at + shift:.1f}" y="{TOP + 10}" text-anchor="{side}">mean {mean:.0f}</text>')
+        parts.append(_over(at + shift, TOP + 10, side, f"mean {mean:.0f}"))
     return _svg(parts, f"tokens a sample: histogram of {sum(counts.values())} samples")
 
 
@@ -87,7 +87,7 @@ def entropies(steps: Sequence[Step], tau_0: float | None) -> tuple[str, int]:
     if tau_0 is not None:
         y = _y(tau_0, top)
         parts.append(f'<line class="rule" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT}" y="{y - 3:.1f}" text-anchor="end">tau_0 {tau_0:.4g}</text>')
+        parts.append(_over(WIDTH - RIGHT - 3, y - 4, "end", f"tau_0 {tau_0:.4g}"))
     return _svg(parts, f"mean entropy of {len(steps)} steps"), joined
 
 
@@ -130,6 +130,11 @@ def _y(value: float, top: float) -> float:
 def _bar(kind: str, x: float, y: float, wide: float, tall: float) -> str:
     gap = min(1.0, wide / 5)
     return f'<rect class="{kind}" x="{x:.2f}" y="{y:.2f}" width="{wide - gap:.2f}" height="{tall:.2f}"/>'
+
+
+def _over(x: float, y: float, anchor: str, text: str) -> str:
+    """A label that stays readable over bars."""
+    return f'<text class="over" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
 def _grid(top: float, *, whole: bool = False) -> str:

@@ -120,7 +120,7 @@ def lengths(summary: Summary, results: Mapping[str, Any]) -> str:
         mean = (results["results"].get(task) or {}).get("tokens_mean")
         drawn = figures.lengths(counts, mean)
         levels = (results["results"].get(task) or {}).get("tokens_percentiles") or {}
-        spread = ", ".join(f"{p} %: {number(level)}" for p, level in levels.items())
+        spread = ", ".join(f"{p}\N{NO-BREAK SPACE}%:\N{NO-BREAK SPACE}{number(level)}" for p, level in levels.items())
         spread = safe(f" Percentiles {spread}.") if spread else ""
         total = sum(counts.values())
         parts.append(
