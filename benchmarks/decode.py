@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     from resetcli.base.files import write_json
     from resetcli.base.versions import versions
-    from resetcli.cuda.bench import describe_machine
+    from resetcli.cuda.machine import describe_machine
 
     paths = model_paths(options)
     load = load_average()

@@ -52,23 +52,6 @@ static constexpr int WORDS = 16;
 static constexpr float UNDO = E2M1_UNSTEP;
 #endif
 
-// One lane's 8 * VEC bytes of a row and their VEC scales.
-struct Unit {
-  u32 q[2 * VEC];
-  u32 scale;
-};
-DEVICE void load(Unit& u, const u8* weight, const u8* scale) {
-#if VEC == 2
-  const uint4 v = load_weights16(weight);
-  u.q[0] = v.x, u.q[1] = v.y, u.q[2] = v.z, u.q[3] = v.w;
-  u.scale = load_scales2(scale);
-#else
-  const uint2 v = load_weights8(weight);
-  u.q[0] = v.x, u.q[1] = v.y;
-  u.scale = load_scale1(scale);
-#endif
-}
-
 // A block's 16 weights as the arithmetic wants them.
 DEVICE void decode(u32 first, u32 second, u32 (&w)[WORDS], u32 low) {
   const u32 q[2] = {first, second};
@@ -107,13 +90,13 @@ DEVICE void through_shared(u32 (&w)[WORDS], u32* slot) {
 #pragma unroll
   for (int i = 0; i < WORDS; i += 4)
     asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
-                 :: "r"((u32)__cvta_generic_to_shared(slot + i * 32)), "r"(w[i]), "r"(w[i + 1]), "r"(w[i + 2]), "r"(w[i + 3]));
+                 :: "r"(shared_address(slot + i * 32)), "r"(w[i]), "r"(w[i + 1]), "r"(w[i + 2]), "r"(w[i + 3]));
   __syncwarp(__activemask());
 #pragma unroll
   for (int i = 0; i < WORDS; i += 4)
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
-                 : "r"((u32)__cvta_generic_to_shared(slot + i * 32)));
+                 : "r"(shared_address(slot + i * 32)));
   __syncwarp(__activemask());
 }
 #endif
@@ -261,7 +244,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   const u8* wp = weight + (u64)row * row_bytes + (u32)(first * 32 + lane) * (8 * VEC);
   const u8* sp = scale + (u64)row * row_scales + (u32)(first * 32 + lane) * VEC;
   const u32 weight_step = parts * (256 * VEC), scale_step = parts * (32 * VEC);
-  Unit u[DEPTH][ROWS];
+  Unit<VEC> u[DEPTH][ROWS];
 #pragma unroll
   for (int d = 0; d < DEPTH; d++) {
     if (d < count)

@@ -11,7 +11,10 @@
 //     copy is a straight 16 bytes a lane. Each warp streams its own part through a ring in shared memory with
 //     cp.async: no barrier, no register held while waiting. (Reading by bulk copies took 0.8 to 1.4 us longer on an
 //     H200, whatever the size. Plain loads into registers keep too few bytes in flight.)
-//   - Activations are copied before the weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more.
+//   - Activations are copied before most weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more.
+//     (Quantizing them here, in each CTA, was slower: nothing is left then to hide that arithmetic behind. So was
+//     asking for all of the ring before the kernel ahead has ended.)
+//   - While wgmma multiplies a chunk, the next one is decoded.
 // A cluster of CTAs takes some units of 16 rows, what a warp multiplies at once: rows are cut that finely because whole
 // tiles of 64 leave a fifth of an H200 without work on common shapes. Each CTA takes one slice of K of all of them, so
 // that it needs only a slice of the activations, and each of its warpgroups some quads of units or a slice of that
@@ -48,7 +51,6 @@ static constexpr u32 WARP_RING = STAGES * WARP_CHUNK, RING = 4 * GROUPS * WARP_R
 static constexpr u32 PART = SPREAD ? 2048 : 1024;  // bytes of sums that a CTA sends for a tile
 static constexpr float UNSCALE = 256.0f;           // 2^6 of E2M1 read as E4M3, 2^2 kept off the activation scales
 
-DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE void copy16(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

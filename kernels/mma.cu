@@ -24,21 +24,6 @@
 static constexpr bool BF16 = X_BF16;
 static constexpr int WARPS = 8;  // at most, a CTA
 
-struct Unit {
-  u32 q[2 * VEC];
-  u32 scale;
-};
-DEVICE void load(Unit& u, const u8* weight, const u8* scale) {
-#if VEC == 2
-  const uint4 v = load_weights16(weight);
-  u.q[0] = v.x, u.q[1] = v.y, u.q[2] = v.z, u.q[3] = v.w;
-  u.scale = load_scales2(scale);
-#else
-  const uint2 v = load_weights8(weight);
-  u.q[0] = v.x, u.q[1] = v.y;
-  u.scale = load_scale1(scale);
-#endif
-}
 // 8 codes times their scale (both halves of `scale`), times 2^-14 unless the architecture decodes without a step
 DEVICE void decode(u32 q, u32 scale, u32 (&h)[4]) {
   if (BF16)
@@ -76,7 +61,7 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
     for (int h = 0; h < 2; h++) down[r][h] = (u32)(min(row0 + r * 16 + h * 8 + g, n - 1) - top);
   // Where K ends within a chunk, a lane beyond it reads the chunk's first weights: its activations are zeros.
   const int whole = (k - t * 16 * VEC + 64 * VEC - 1) / (64 * VEC);
-  Unit u[DEPTH][ROWS][2];
+  Unit<VEC> u[DEPTH][ROWS][2];
 #pragma unroll
   for (int d = 0; d < DEPTH; d++) {
     if (first + d < last) {

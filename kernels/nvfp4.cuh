@@ -69,6 +69,24 @@ DEVICE uint4 load16(const void* p) { return *(const uint4*)p; }
 DEVICE float2 load_float2(const void* p) { return *(const float2*)p; }
 DEVICE void store16(void* p, uint4 v) { *(uint4*)p = v; }
 
+// One lane's 8 * VEC bytes of a row and their VEC scales.
+template <int VEC> struct Unit {
+  u32 q[2 * VEC];
+  u32 scale;
+};
+DEVICE void load(Unit<2>& u, const u8* weight, const u8* scale) {
+  const uint4 v = load_weights16(weight);
+  u.q[0] = v.x, u.q[1] = v.y, u.q[2] = v.z, u.q[3] = v.w;
+  u.scale = load_scales2(scale);
+}
+DEVICE void load(Unit<1>& u, const u8* weight, const u8* scale) {
+  const uint2 v = load_weights8(weight);
+  u.q[0] = v.x, u.q[1] = v.y;
+  u.scale = load_scale1(scale);
+}
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
 // ------------------------------------------------------------------------------------------------- bits
 DEVICE u32 prmt(u32 low, u32 high, u32 selector) {
   u32 r;
@@ -281,7 +299,7 @@ DEVICE void cluster_sync() {
 // *p (shared memory of this CTA) as CTA `rank` of the cluster has it
 DEVICE float load_of_rank(const float* p, u32 rank) {
 #if HAS_CLUSTER
-  u32 own = (u32)__cvta_generic_to_shared(p), theirs;
+  u32 own = shared_address(p), theirs;
   float v;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(own), "r"(rank));
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(theirs));

@@ -13,20 +13,19 @@
 // One file serves every consumer by -D FORM:
 //   0  packed codes [M, K/2] and E4M3 scales [M, K/16]
 //   1  int8 codes (2 * e2m1) in `lane_piece` order, and {float s, int MAGIC_BITS - 16 * sum of the codes} by `lane_scale`
-//   2  E4M3 bytes of the codes [M, K], and fp16 scales s/4 [K/16, 8*ceil(M/8)], zero beyond M
-//   3  fp16 codes in `lane_piece` order, each 8 in `half_pair_element` order, and float32 scales by `lane_scale`
-//   4  code * s in the 16-bit type of x, [M, K]
-//   5  code * s as fp16 tensor-core fragments (`fragment_piece`), zero beyond M and K
-//   6  x itself as fragments in its own type: no quantization (W4A16)
-//   7  E4M3 bytes and half scales as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
-//   8  the same with SPREAD 1 (to 8 tokens)
+//   2  fp16 codes in `lane_piece` order, each 8 in `half_pair_element` order, and float32 scales by `lane_scale`
+//   3  code * s in the 16-bit type of x, [M, K]
+//   4  code * s as fp16 tensor-core fragments (`fragment_piece`), zero beyond M and K
+//   5  x itself as fragments in its own type: no quantization (W4A16)
+//   6  E4M3 bytes and half scales as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
+//   7  the same with SPREAD 1 (to 8 tokens)
 #include "nvfp4.cuh"
 
 #ifndef FORM
-#error "FORM selects the output, 0 to 8"
+#error "FORM selects the output, 0 to 7"
 #endif
-static constexpr bool PADDED = FORM == 2 || FORM == 5 || FORM == 6;  // tokens up to a multiple of 8 are written
-static constexpr bool WIDE = FORM >= 5;                 // and K up to a whole chunk
+static constexpr bool PADDED = FORM == 4 || FORM == 5;  // tokens up to a multiple of 8 are written
+static constexpr bool WIDE = FORM >= 4;                 // and K up to a whole chunk
 
 // Where a kernel writes: codes, and scales for the forms that have them.
 struct Target {
@@ -37,7 +36,7 @@ struct Target {
 };
 
 DEVICE int padded_blocks(int k) {
-  int per_chunk = FORM >= 7 ? 8 : 4 * lane_blocks(k), blocks = k / BLOCK;
+  int per_chunk = FORM >= 6 ? 8 : 4 * lane_blocks(k), blocks = k / BLOCK;
   return WIDE ? (blocks + per_chunk - 1) / per_chunk * per_chunk : blocks;
 }
 
@@ -103,7 +102,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
   const int blocks = to.k / BLOCK;
   const bool inside = m < to.m && b < blocks;
   const u64 at = (u64)m * blocks + b;
-  if (FORM == 6) {
+  if (FORM == 5) {
     const int vec = lane_blocks(to.k), tiles = (to.m + 7) >> 3;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -141,15 +140,6 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
     sum = dp4a(high[1], 0x01010101u, sum);
     *(uint2*)(to.scales + lane_scale(m, to.m, b, vec) * 8) = make_uint2(__float_as_uint(scale), (u32)(MAGIC_BITS - 16 * sum));
   } else if (FORM == 2) {
-    if (inside) {
-      u32 low[2], high[2];
-      e2m1x8_to_e4m3(q.q[0], low);
-      e2m1x8_to_e4m3(q.q[1], high);
-      store16(to.codes + at * 16, make_uint4(low[0], low[1], high[0], high[1]));
-    }
-    const int padded = (to.m + 7) & ~7;
-    ((u16*)to.scales)[(u64)b * padded + m] = float_to_half(scale * 0.25f);
-  } else if (FORM == 3) {
     const int vec = lane_blocks(to.k);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -160,7 +150,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
               make_uint4(mul_half2(w[0], up), mul_half2(w[1], up), mul_half2(w[2], up), mul_half2(w[3], up)));
     }
     ((float*)to.scales)[lane_scale(m, to.m, b, vec)] = scale;
-  } else if (FORM == 4) {
+  } else if (FORM == 3) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       u32 w[4];
@@ -169,7 +159,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
         w[s] = pack_16<BF16>(e2m1_value(q.q[half], 2 * s) * scale, e2m1_value(q.q[half], 2 * s + 1) * scale);
       store16(to.codes + at * 32 + half * 16, make_uint4(w[0], w[1], w[2], w[3]));
     }
-  } else if (FORM == 5) {
+  } else if (FORM == 4) {
     const int vec = lane_blocks(to.k), tiles = (to.m + 7) >> 3;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -180,7 +170,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
                               e2m1_value(q.q[half], half_pair_element(2 * s + 1)) * scale);
       store16(to.codes + fragment_piece(m, b * 16 + 8 * half, tiles, vec) * 16, make_uint4(w[0], w[1], w[2], w[3]));
     }
-  } else if (FORM == 7 || FORM == 8) {
+  } else if (FORM == 6 || FORM == 7) {
     u32 low[2], high[2];
     e2m1x8_to_e4m3(q.q[0], low);
     e2m1x8_to_e4m3(q.q[1], high);
@@ -188,7 +178,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
     const int chunk = b >> 3, in_chunk = b & 7, chunks = padded_blocks(to.k) >> 3;
     const u64 row = 16 * to.m;
     u8* scales;
-    if (FORM == 7) {  // a record a chunk: each token's block and as many zeros, then scales
+    if (FORM == 6) {  // a record a chunk: each token's block and as many zeros, then scales
       u8* record = to.codes + chunk * (16 * row + 64);
       store16(record + in_chunk * 2 * row + m * 32, bytes);
       store16(record + in_chunk * 2 * row + m * 32 + 16, make_uint4(0, 0, 0, 0));

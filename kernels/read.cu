@@ -45,7 +45,6 @@ template <int U> DEVICE void stream(const u8* source, u32 pieces, u32* out) {
   finish(seen, out);
 }
 
-DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE uint4 load_shared16(u32 at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));

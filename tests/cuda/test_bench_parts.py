@@ -18,8 +18,9 @@ from resetcli.cuda import ablation, activation_cost, layer_chain, machine, reade
 from resetcli.cuda import summary as means
 from resetcli.cuda.activations import FORMS
 from resetcli.cuda.backends import backends
-from resetcli.cuda.bench import kernel_columns, run_bench
+from resetcli.cuda.bench import run_bench
 from resetcli.cuda.build import ARCHITECTURES, compile_build
+from resetcli.cuda.case import kernel_columns
 from resetcli.cuda.dispatch import Target
 from resetcli.cuda.families import families
 from resetcli.cuda.kernel_backends import FamilyBackend, alone_plan, family_plan
@@ -131,7 +132,7 @@ def test_tuning_tries_all_of_the_thorough_families_and_the_first_of_others(tuned
         assert count[family.name] == (len(configs) if family.name in ("gemv", "wgmma4") else 1)
     assert [choice.us for choice in entry.choices] == sorted(choice.us for choice in entry.choices)
     assert {choice.family for choice in entry.choices} == set(count)
-    assert all(choice.alone is not None for choice in entry.choices) and entry.bf16_us
+    assert all(choice.alone is not None and choice.alone_us for choice in entry.choices) and entry.bf16_us
     table = KernelTable("NVIDIA H200", {Key(1, 4096, 4096, "bfloat16", "w4a4"): entry})
     write_json(tmp_path / "t.json", table.to_json())
     again = load_table(tmp_path / "t.json")

@@ -148,8 +148,6 @@ def activation_values(acts: Activations, natural_pairs: bool) -> torch.Tensor:
         return unpack(first, second)
     if form in ("wgmma4", "wgmma8"):
         codes, scales = _from_wgmma(first, m, k, form)
-    elif form == "e4m3":
-        codes, scales = first.view(torch.float8_e4m3fn).double(), 4 * second[:, :m].double().T
     elif form == "int8":
         codes, scales = _from_lanes(first, m, blocks, vec, 1) / 2, _lane_scales(second[..., 0], m, blocks)
     elif form == "f16":

@@ -40,7 +40,7 @@ ODD = (
     (40, 16), (40, 48), (1000, 1008), (1, 4096), (2, 32), (3, 5136), (15, 1024), (129, 5136), (1000, 5120), (40, 3584),
     (65, 1056), (257, 992), (96, 18944),
 )  # fmt: skip
-QUANTIZED = ("nvfp4", "int8", "e4m3", "f16", "q16", "fragments")
+QUANTIZED = ("nvfp4", "int8", "f16", "q16", "fragments")
 
 
 @pytest.fixture(scope="session")

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 FORMS = {
-    "nvfp4": 0, "int8": 1, "e4m3": 2, "f16": 3, "q16": 4, "fragments": 5, "fragments16": 6, "wgmma4": 7, "wgmma8": 8,
-    "x16": None,
+    "nvfp4": 0, "int8": 1, "f16": 2, "q16": 3, "fragments": 4, "fragments16": 5, "wgmma4": 6, "wgmma8": 7, "x16": None,
 }  # fmt: skip
 """Form to the FORM macro of quantize.cu; "x16" is X itself and needs no kernel.
 
 nvfp4        packed codes uint8 [M, K/2], scales float8_e4m3fn [M, K/16]
 int8         2 * e2m1 int8, flat in ``lane_piece`` order (nvfp4.cuh); float32 [.., 2] in ``lane_scale`` order: the
              scale, and int bits. Room up to a whole chunk of K, undefined there
-e4m3         e2m1 as E4M3 bytes uint8 [M, K], scales/4 float16 [K/16, 8*ceil(M/8)]
 f16          e2m1 float16, flat in ``lane_piece`` and pair order, scales float32 in ``lane_scale`` order; room as above
 q16          e2m1 * scale in X's type [M, K]: dequantized but for the global factor
 fragments    the same in float16 as tensor-core fragments, flat, padded with zeros
@@ -171,8 +169,6 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
     elif form == "int8":
         room = m * lane_room(k)
         tensors = (new(room * BLOCK, dtype=torch.int8), new(room, 2, dtype=torch.float32))
-    elif form == "e4m3":
-        tensors = (new(m, k, dtype=torch.uint8), new(blocks, _rows(form, m), dtype=torch.float16))
     elif form == "f16":
         room = m * lane_room(k)
         tensors = (new(room * BLOCK, dtype=torch.float16), new(room, dtype=torch.float32))
@@ -192,7 +188,7 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
 
 
 def _rows(form: str, m: int) -> int:
-    return -(-m // 8) * 8 if form in ("e4m3", "fragments", "fragments16") else m
+    return -(-m // 8) * 8 if form in ("fragments", "fragments16") else m
 
 
 def _blocks(form: str, m: int, k: int) -> tuple[int, int]:

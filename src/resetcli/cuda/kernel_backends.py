@@ -7,7 +7,7 @@ that tuning found best for that. A family's configuration is the table's, else t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -20,7 +20,7 @@ from resetcli.cuda.availability import kernels_available
 from resetcli.cuda.backends import Backend, Call, Operand, register
 from resetcli.cuda.build import architecture_number
 from resetcli.cuda.dispatch import Plan, Target, dispatcher, target
-from resetcli.cuda.families import families
+from resetcli.cuda.families import families, family
 from resetcli.cuda.families.base import DTYPES, Family
 from resetcli.cuda.launch import device_index
 from resetcli.cuda.ops import execute
@@ -112,18 +112,26 @@ class KernelBackend(Backend):
 
         return run
 
-    def alone(self, operands: list[Operand], x: torch.Tensor) -> tuple[dict[str, Any], list[Callable[[], Any]]]:
-        """(configuration, a call a copy) of the product alone on X quantized here."""
-        first: Weights = operands[0].value
-        m, n, k = x.shape[0], first.n, first.k
-        where = target(device_index(x.device))
-        plan = alone_plan(self.plan(x.device, m, n, k, x.dtype), where, m, n, k, x.dtype)
+    def family_alone(
+        self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype, layouts: Collection[str]
+    ) -> Family:
+        """The family whose product alone is timed, one that reads a layout of ``layouts``."""
+        return self.plan(device, m, n, k, dtype).family
+
+    def alone(
+        self, operands: Mapping[str, list[Operand]], n: int, k: int, x: torch.Tensor
+    ) -> tuple[dict[str, Any], list[Callable[[], Any]]]:
+        """(family and configuration, a call a copy) of the product alone on X quantized here; operands by layout."""
+        m, where = x.shape[0], target(device_index(x.device))
+        chosen = self.family_alone(x.device, m, n, k, x.dtype, operands)
+        first: Weights = operands[chosen.layout][0].value
+        plan = alone_plan(family_plan(chosen, where, m, n, k, x.dtype), where, m, n, k, x.dtype)
         quantized = acts.quantize(x, first.input_scale, plan.form)
         alpha = first.weight_scale_2 * first.input_scale
         out = torch.empty(m, n, dtype=x.dtype, device=x.device)
-        return plan.config, [
+        return {"family": plan.family.name, **plan.config}, [
             partial(plan.family.run, plan.config, quantized, operand.value.prepared, out, alpha, n=n, k=k, pdl=False)
-            for operand in operands
+            for operand in operands[chosen.layout]
         ]
 
     def describe(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -164,9 +172,23 @@ class Dispatched(KernelBackend):
     def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
         return dispatcher.plan(target(device_index(device)), m, n, k, dtype, MODE)
 
+    def family_alone(
+        self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype, layouts: Collection[str]
+    ) -> Family:
+        """The family that tuning found fastest without quantization and overlap, else the one that dispatch picks."""
+        where = target(device_index(device))
+        timed = [
+            (found.alone_us, each.name)
+            for each in families()
+            if each.layout in layouts
+            and (found := dispatcher.measured(where, each, m, n, k, dtype, MODE)) is not None
+            and found.alone_us is not None
+        ]
+        return family(min(timed)[1]) if timed else super().family_alone(device, m, n, k, dtype, layouts)
+
 
 def register_all() -> None:
     """Add them to the registry of backends."""
     register(Dispatched())
-    for family in families():
-        register(FamilyBackend(family))
+    for each in families():
+        register(FamilyBackend(each))

@@ -39,7 +39,7 @@ class Timed:
     """The fastest configuration of a family: microseconds from 16-bit X to Y, quantization included.
 
     ``alone`` is the configuration that was fastest without quantization and programmatic dependent launch, where that
-    was measured: the bench reports it, nothing runs it otherwise.
+    was measured, and ``alone_us`` how fast: the bench reports it, nothing runs it otherwise.
     """
 
     family: str
@@ -47,6 +47,7 @@ class Timed:
     pdl: bool
     us: float
     alone: dict[str, Any] | None = None
+    alone_us: float | None = None
 
 
 @dataclass
@@ -130,6 +131,7 @@ def load_table(path: Path) -> KernelTable | None:
                 Timed(
                     str(c["family"]), dict(c["config"]), bool(c["pdl"]), float(c["us"]),
                     None if c.get("alone") is None else dict(c["alone"]),
+                    None if c.get("alone_us") is None else float(c["alone_us"]),
                 )
                 for c in item["choices"]
             ]  # fmt: skip

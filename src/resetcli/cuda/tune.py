@@ -11,6 +11,7 @@ stops when a family's share of the time is gone.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -235,7 +236,7 @@ def _tune_one(
     overlap = architecture_number(where.arch) >= 90  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
     sorted_out: dict[str, list[tuple[float, Plan]]] = {}
-    best_alone: dict[str, dict[str, Any]] = {}
+    best_alone: dict[str, tuple[float, int, dict[str, Any]]] = {}
     for place, family in enumerate(able):
         # Half of the time for the first round; the rest goes into preparation and the second.
         until = None if seconds is None else begun + seconds * (0.25 + 0.5 * (place + 1) / len(able))
@@ -258,7 +259,7 @@ def _tune_one(
         if group:
             sorted_out[family.name] = sorted(group, key=lambda pair: pair[0])
             likely = [plan for _, plan in sorted_out[family.name][:ALONE]]
-            best_alone[family.name] = (min(likely, key=alone) if len(likely) > 1 else likely[0]).config
+            best_alone[family.name] = min((alone(plan), place, plan.config) for place, plan in enumerate(likely))
     if not sorted_out:
         raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
     kept = KEPT if seconds is None else KEPT - 1
@@ -282,7 +283,12 @@ def _tune_one(
     for name, why in failed.items():
         reporter.warn(f"{name} on {n}x{k} M={m} {activations} cannot be timed: {why}")
     results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
-    choices = [replace(choice, alone=best_alone.get(choice.family)) for choice in best_of(results)]
+    choices = []
+    for choice in best_of(results):
+        if choice.family in best_alone:
+            us, _, config = best_alone[choice.family]
+            choice = replace(choice, alone=config, alone_us=round(us * 1e6, 3) if math.isfinite(us) else None)
+        choices.append(choice)
     return Entry(choices, statistics.median(plain.seconds) * 1e6 if plain.seconds else None)
 
 

@@ -32,8 +32,8 @@ _MULTIPROCESSORS = 132
 Kernel = tuple[int, int, int, int]
 """groups, stages, early, blocks."""
 _KERNELS: dict[int, tuple[Kernel, ...]] = {
-    4: ((4, 7, 2, 1), (4, 5, 1, 1), (3, 7, 1, 1), (2, 8, 1, 1), (2, 5, 1, 2)),
-    8: ((4, 6, 1, 1), (4, 5, 2, 1), (3, 7, 1, 1), (2, 8, 1, 1), (2, 5, 1, 2)),
+    4: ((4, 7, 2, 1), (4, 5, 1, 1), (3, 7, 1, 1), (2, 5, 1, 2)),
+    8: ((4, 4, 1, 1), (4, 5, 2, 1), (3, 6, 1, 1), (2, 5, 1, 2)),
 }
 """By most tokens, as they did on an H200, best first."""
 
@@ -95,8 +95,11 @@ class Hopper(Family):
         share, extra = divmod(chunks, ranks * sliced)
         shared = shared_bytes(self.most, kernel, ranks, units, sliced, acts.m, chunks)
         function = load(_build(self.most, *kernel), out.device).function("hopper_w4a4", shared)
-        args = (prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, units, all_units - (clusters - 1) * units,
-                sliced, 256 // sliced + 1, 65536 * sliced // config["groups"] + 1, share, extra, int(out.dtype == torch.bfloat16), int(pdl))  # fmt: skip
+        args = (
+            prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, units, all_units - (clusters - 1) * units,
+            sliced, 256 // sliced + 1, 65536 * sliced // config["groups"] + 1, share, extra,
+            int(out.dtype == torch.bfloat16), int(pdl),
+        )  # fmt: skip
         launch(
             function,
             clusters * ranks,
