@@ -81,8 +81,8 @@ def notices(run: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     return "".join(f'<p class="notice">{safe(line)}</p>' for line in said)
 
 
-SCORED = ("task", "documents", "k", "avg@k", "95 % interval", "", "pass@k", "maj@k", "truncated", "unparsed",
-          "tokens, mean", "median")  # fmt: skip
+SCORED = ("task", "n", "k", "avg@k", "95 % interval", "", "pass@k", "maj@k", "truncated", "unparsed",
+          "tokens", "median")  # fmt: skip
 TEXTS = ("task", "texts", "tokens", "word perplexity", "byte perplexity", "token perplexity", "bits/byte")
 
 
