@@ -191,7 +191,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     try:
         with open(path, "rb") as stream:
             for number, line in enumerate(stream, 1):
-                if line.strip():
+                if not line.isspace():
                     yield number, offset, line
                 offset += len(line)
     except OSError as exc:
@@ -276,7 +276,10 @@ def _cases(row: Row, key: str, where: str) -> list[Case]:
 def _digest(problem: Problem) -> str:
     digest = hashlib.sha256()
     for case in problem.cases:
-        digest.update(_canonical([case.input, case.output, case.kind]))
+        for text in (case.kind, case.input, case.output):
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
     return digest.hexdigest()
 
 
