@@ -72,7 +72,7 @@ def unpickle_text(data: bytes, largest: int = LARGEST) -> str:
                     "is read"
                 )
             # A far memo slot would make the unpickler allocate a table up to it.
-            far = code.name == "PUT" and argument > 255
+            far = code.name == "PUT" and int(argument or 0) > 255
             if code.name not in _HARMLESS or number >= _MOST_OPCODES or far:
                 raise BadTests(f"its pickle is not of one text (opcode {code.name}), so it is not read")
         text = _NoGlobals(io.BytesIO(data)).load()
