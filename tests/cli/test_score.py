@@ -34,9 +34,11 @@ def test_a_run(reset, tiny_checkpoint, tmp_path) -> None:
     ran = reset("score", "run", "--json")
     found = json.loads(ran.out)
     assert ran.code == 0 and len(found["samples"]) == 2 and found["changed"] == []
+    assert found["limited"] is True
     assert all({"doc_id", "repeat", "answer", "score", "why"} <= line.keys() for line in found["samples"])
     ran = reset("score", "run", "--update")
     assert ran.code == 0 and len(ran.out.splitlines()) == 2 and "has the new scores" in ran.err
+    assert "limited to the first 2 documents of a task" in ran.err
     assert "is finished" in reset("eval", tiny_checkpoint, *own, "-o", "run").err
 
 

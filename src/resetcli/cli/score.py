@@ -80,12 +80,16 @@ def score(
             path, task, markers=given, source=source, allow_code=allow_code_execution, reporter=out.reporter
         )
     summary = found.summary()
+    limited = getattr(found, "limited", "")
     if json:
-        write_document(out.write, found, {"changed": found.changed, "tasks": summary}, ascii_only=not out.unicode)
+        rest = {"changed": found.changed, "tasks": summary, "limited": bool(limited)}
+        write_document(out.write, found, rest, ascii_only=not out.unicode)
     else:
         for line in found.lines():
             out.write(_text(line, ascii_only=not out.unicode) + "\n")
     out.reporter.info(render(summary, found.changed))
+    if limited:
+        out.reporter.info(f"the run is limited to {limited}: not comparable with full runs")
     if update:
         found.update(out.reporter)
         out.reporter.info(f"run {path} has the new scores")

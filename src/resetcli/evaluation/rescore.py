@@ -24,6 +24,7 @@ from resetcli.evaluation.judge import Judge
 from resetcli.evaluation.runs import RUN, read_samples
 from resetcli.evaluation.samples import read_lines
 from resetcli.evaluation.scoring.score import Score
+from resetcli.evaluation.selection import Selection as Documents
 from resetcli.evaluation.tasks import TASKS, TaskSpec, resolve_tasks
 from resetcli.evaluation.tasks.documents import documents
 
@@ -64,7 +65,9 @@ class Rescored:
 
 
 class RescoredRun(Rescored):
-    """A run's samples scored again."""
+    """A run's samples scored again. ``limited``: to which documents, in words, if not to all."""
+
+    limited: str = ""
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The scored lines with their new verdicts, one at a time; texts and prompts stay in the run."""
@@ -129,6 +132,8 @@ def rescore_run(
     docs = {spec.name: _documents_of(header, spec, source) for spec in specs}
     tell({s.name: list(docs[s.name].values()) for s in specs if s.kind == "code"}, reporter)
     found, prompts = RescoredRun(Path(path)), True
+    named = header["settings"].get("doc_ids")
+    found.limited = Documents(header["settings"].get("limit"), tuple(named) if named else None).words
     for sample in read_samples(path):
         name, doc_id = sample["task"], sample["doc_id"]
         if name not in docs:
