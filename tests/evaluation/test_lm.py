@@ -130,3 +130,27 @@ def test_loglikelihood_of_a_continuation(tiny_tokenizer) -> None:
     assert found == pytest.approx(sum(fake_logprob(ids[i - 1], ids[i]) for i in range(start, len(ids)))) and greedy
     ((alone, _),) = lm.loglikelihood([instance(("", "five"), 0, kind="loglikelihood")])
     assert math.isfinite(alone) and alone < 0
+
+
+def test_thoughts_end_where_the_model_ends_them(tiny_tokenizer, tmp_path) -> None:
+    """A model's own markers reach scoring through lm-eval's command as well, and arguments come before them."""
+    from dataclasses import replace
+
+    from resetcli.evaluation.tasks.build import process_math
+
+    (tmp_path / "added_tokens.json").write_text('{"[THINK]": 1, "[/THINK]": 2}')
+    text = r"[THINK]Perhaps \boxed{7}.[/THINK]So it is \boxed{8}.<end>The answer is 9."
+
+    class Thinker(SeededEngine):
+        def answer(self, request):
+            return replace(super().answer(request), text=text, finish_reason="stop")
+
+    engine = Thinker(tiny_tokenizer)
+    engine.info = replace(engine.info, path=str(tmp_path))
+    for arguments, keys in (({}, "8"), ({"think_end_token": "<end>"}, "9")):
+        lm = ResetLM(engine=engine, settings=FIXED, **arguments)
+        (output,) = lm.generate_until([instance("Hi [THINK]", 0)])
+        assert output.opened_in_prompt
+        for target in "789":
+            score = process_math({"target": target, "alt_answers": []}, [output])
+            assert score == {"exact_match": float(target in keys)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,8 +129,9 @@ def calibrate(
         choice = None
         if candidates is not None and trials is not None:
             choice = select_best(
-                opened, *trials, candidates, settings=replace(policy, tau_0=result.tau_0), score=_score,
-                task=tasks or "mathematics", repeats=repeats, max_new_tokens=limit, seed=seed, reporter=reporter,
+                opened, *trials, candidates, settings=replace(policy, tau_0=result.tau_0),
+                score=_scorer(opened, model.path), task=tasks or "mathematics", repeats=repeats,
+                max_new_tokens=limit, seed=seed, reporter=reporter,
             )  # fmt: skip
     finally:
         opened.close()
@@ -177,8 +179,19 @@ def _problems(value: str | None) -> tuple[int | None, Path | None]:
     return number, None
 
 
-def _score(text: str, target: str, finish_reason: str) -> float:
-    """The evaluation's own judgement of a held-out problem's answer."""
-    from resetcli.evaluation.scoring.score import score_output
+def _scorer(engine: Any, model: Path) -> Callable[[str, str, str], float]:
+    """The evaluation's own judgement of a held-out problem's answer, thought cut off as the evaluation would."""
+    from resetcli.engines.prompting import opens_thought, render_chat
+    from resetcli.engines.thoughts import resolve_markers
+    from resetcli.evaluation.scoring.extraction import ThoughtMarkers
 
-    return score_output("math", text, target, finish_reason).score
+    pair = resolve_markers(model)
+    opened = opens_thought(render_chat(engine.tokenizer, [{"role": "user", "content": "-"}]), *pair)
+
+    def score(text: str, target: str, finish_reason: str) -> float:
+        from resetcli.evaluation.scoring.score import score_output
+
+        markers = ThoughtMarkers(*pair)
+        return score_output("math", text, target, finish_reason, markers=markers, opened_in_prompt=opened).score
+
+    return score

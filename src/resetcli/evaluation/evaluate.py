@@ -23,7 +23,6 @@ from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
 from resetcli.engines.protocol import Engine
 from resetcli.engines.thoughts import DEFAULT as THINK_MARKERS
-from resetcli.engines.thoughts import keep_markers
 from resetcli.evaluation.code.permission import require_permission, tell
 from resetcli.evaluation.failures import MAX_FAILED
 from resetcli.evaluation.published import publish, publish_report
@@ -156,7 +155,6 @@ def run_eval(
             _open_run(folder, engine, model, policies, docs, reporter)
             folder.raise_repeats()
             folder.forget_failed()
-            keep_markers(engine, think_markers)
             recorder = RunRecorder(
                 folder, engine, specs, policies, repeats, len(asked), think_markers, reporter, max_failed, allow_code
             )

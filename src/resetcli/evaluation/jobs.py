@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from resetcli.engines.protocol import TokenEvent
+from resetcli.engines.thoughts import DEFAULT
 
 
 class Output(str):
@@ -18,6 +19,7 @@ class Output(str):
 
     finish_reason: str | None = None
     opened_in_prompt: bool = False
+    markers: tuple[str, str] = DEFAULT
     record: Mapping[str, Any] | None = None
 
 
@@ -67,8 +69,11 @@ class Recorder(Protocol):
         ...
 
 
-def make_output(text: str, finish_reason: str, job: Job, record: Mapping[str, Any] | None) -> Output:
-    """The text for lm-eval, with how it ended and its record."""
+def make_output(
+    text: str, finish_reason: str, job: Job, markers: tuple[str, str], record: Mapping[str, Any] | None
+) -> Output:
+    """The text for lm-eval, with how it ended, what marks its thought, and its record."""
     output = Output(text)
+    output.markers = markers
     output.finish_reason, output.opened_in_prompt, output.record = finish_reason, job.opened_in_prompt, record
     return output

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from lm_eval.api.instance import Instance
@@ -22,6 +23,7 @@ from resetcli.base.reporting import Reporter
 from resetcli.base.seeds import sample_seed
 from resetcli.engines.prompting import opens_thought, render_chat
 from resetcli.engines.protocol import Completion, Engine, Request
+from resetcli.engines.thoughts import keep_markers, resolve_markers
 from resetcli.evaluation.fit import look_over
 from resetcli.evaluation.jobs import Job, Output, Recorder, make_output
 from resetcli.evaluation.likelihood import Likelihoods
@@ -47,6 +49,7 @@ class ResetLM(Likelihoods):
         max_gen_toks: token limit where a task sets none.
         max_length: window of log-likelihoods in tokens.
         thinking: asks templates that have the switch to open a thought.
+        think_start_token, think_end_token: what opens and closes a thought; None is the model's own.
     """
 
     def __init__(
@@ -68,8 +71,8 @@ class ResetLM(Likelihoods):
         max_gen_toks: int = DEFAULT_MAX_NEW_TOKENS,
         max_length: int = PERPLEXITY_WINDOW,
         thinking: bool = True,
-        think_start_token: str = "<think>",
-        think_end_token: str = "</think>",
+        think_start_token: str | None = None,
+        think_end_token: str | None = None,
         **policy: Any,
     ):
         super().__init__()
@@ -93,7 +96,8 @@ class ResetLM(Likelihoods):
         self.max_gen_toks = max_gen_toks
         self.max_length = min(max_length, engine.info.context)
         self.thinking = thinking
-        self.markers = (think_start_token, think_end_token)
+        self.markers = resolve_markers(Path(engine.info.path), think_start_token, think_end_token)
+        keep_markers(engine, self.markers)
         self.batch_size = engine.info.batch_size
         self._templated: set[str] = set()
         self._ids: dict[str, tuple[int, ...]] = {}
@@ -177,7 +181,7 @@ class ResetLM(Likelihoods):
         todo: dict[str, tuple[int, Job]] = {}
         for index, (instance, job) in enumerate(jobs):
             if self.recorder is not None and (record := self.recorder.known(job)) is not None:
-                outputs[index] = make_output("", record["finish_reason"], job, record)
+                outputs[index] = make_output("", record["finish_reason"], job, self.markers, record)
             elif not job.fits:
                 outputs[index] = self._keep(job, "", 0, "length", None)
             else:
@@ -212,7 +216,7 @@ class ResetLM(Likelihoods):
         if self.recorder is not None:
             record = self.recorder.add(job, text, n_tokens, finish_reason, error)
             text = ""
-        return make_output(text, finish_reason, job, record)
+        return make_output(text, finish_reason, job, self.markers, record)
 
     def _check_fit(self, jobs: Sequence[Job]) -> None:
         fits: dict[str, dict[Any, bool]] = {}

@@ -14,8 +14,10 @@ from typing import Any
 
 import resetcli.evaluation.lm  # noqa: F401  registers the model "reset" with lm-eval
 from resetcli.data.sources import DataSource
+from resetcli.engines.thoughts import DEFAULT
 from resetcli.evaluation.code.grade import score_code
 from resetcli.evaluation.code.permission import allowed_by_environment, require_permission
+from resetcli.evaluation.scoring.extraction import ThoughtMarkers
 from resetcli.evaluation.scoring.score import score_output
 from resetcli.evaluation.tasks import TASKS, TaskSpec
 from resetcli.evaluation.tasks.documents import documents
@@ -61,18 +63,19 @@ def _mean_score(kind: str, doc: dict[str, Any], results: Sequence[Any]) -> dict[
     outputs = [results[0]] if isinstance(results[0], str) else results[0]
     total = 0.0
     for output in outputs:
+        markers = ThoughtMarkers(*getattr(output, "markers", DEFAULT))
         # Our adapter's outputs know how they ended, and in a run what they scored; other models give plain text.
         if (record := getattr(output, "record", None)) is not None:
             total += record["score"]
         elif kind == "code":
             require_permission([TASKS["livecodebench"]], allowed_by_environment())
             total += score_code(
-                doc, output, getattr(output, "finish_reason", None),
+                doc, output, getattr(output, "finish_reason", None), markers=markers,
                 opened_in_prompt=getattr(output, "opened_in_prompt", False),
             ).score  # fmt: skip
         else:
             total += score_output(
-                kind, output, doc["target"], getattr(output, "finish_reason", None),
+                kind, output, doc["target"], getattr(output, "finish_reason", None), markers=markers,
                 alt_answers=doc["alt_answers"] or (), opened_in_prompt=getattr(output, "opened_in_prompt", False),
             ).score  # fmt: skip
     return {"exact_match": total / len(outputs)}
