@@ -28,6 +28,7 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from resetcli.base.versions import versions
+from resetcli.engines.prompting import opens_thought
 from resetcli.evaluation.scoring.score import Score, score_output
 from resetcli.evaluation.tasks import TASKS
 
@@ -98,7 +99,7 @@ def our_scores(kind: str, rows: Sequence[Mapping[str, Any]]) -> list[Score]:
     return [
         score_output(
             kind, row["text"], row["target"], row["finish_reason"], alt_answers=row.get("alt_answers", ()),
-            opened_in_prompt=row.get("opened_in_prompt", False),
+            opened_in_prompt=opens_thought(row.get("prompt", "")),
         )
         for row in rows
     ]  # fmt: skip

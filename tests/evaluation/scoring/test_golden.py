@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from resetcli.engines.prompting import opens_thought
+from resetcli.evaluation.rescore import rescore_file
 from resetcli.evaluation.scoring.score import Score, score_output
 from resetcli.evaluation.tasks import TASKS
 
@@ -34,6 +36,15 @@ def test_the_file_is_what_it_claims():
 def test_row(row):
     got = score_output(
         TASKS[row["task"]].kind, row["text"], row["target"], row["finish_reason"],
-        alt_answers=row.get("alt_answers", ()), opened_in_prompt=row.get("opened_in_prompt", False),
+        alt_answers=row.get("alt_answers", ()), opened_in_prompt=opens_thought(row.get("prompt", "")),
     )  # fmt: skip
     assert got == Score(row["answer"], row["score"], row["why"])
+
+
+@pytest.mark.parametrize("task", sorted({row["task"] for row in ROWS}))
+def test_the_file_as_reset_score_takes_it(task, tmp_path):
+    """The rows carry their verdicts, and `reset score` finds none to change."""
+    rows = [row for row in ROWS if row["task"] == task]
+    (tmp_path / "outputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scored = rescore_file(tmp_path / "outputs.jsonl", task)
+    assert scored.changed == [] and list(scored.lines()) == rows
