@@ -104,6 +104,14 @@ def test_other_markers_change_what_is_read(tiny_tokenizer, source, tmp_path) -> 
     made(tiny_tokenizer, source, tmp_path / "run", tasks="own", limit=5)
     found = rescore_run(tmp_path / "run", markers=("So", "</So>"))
     assert found.changed and all(entry["after"]["why"] != "correct" for entry in found.changed)
+    before = json.loads((tmp_path / "run/results.json").read_text())["results"]["own"]["avg@k"]
+    with pytest.raises(UsageError, match="leave --task out"):
+        rescore_run(tmp_path / "run", task="own", markers=("So", "</So>")).update()
+    found.update()
+    again = made(tiny_tokenizer, source, tmp_path / "run", tasks="own", limit=5, think_markers=("So", "</So>"))
+    assert again["finished_before"] and again["results"]["own"]["avg@k"] == 0 < before
+    with pytest.raises(ResetError, match="think_markers"):
+        made(tiny_tokenizer, source, tmp_path / "run", tasks="own", limit=5)
 
 
 def test_a_thought_that_the_prompt_opened(run) -> None:

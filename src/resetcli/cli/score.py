@@ -81,6 +81,8 @@ def score(
         )
     summary = found.summary()
     limited = getattr(found, "limited", "")
+    if update and found.markers is not None and task is not None:
+        raise UsageError("--update with other thought markers takes all tasks of a run; leave --task out")
     if json:
         rest = {"changed": found.changed, "tasks": summary, "limited": bool(limited)}
         write_document(out.write, found, rest, ascii_only=not out.unicode)

@@ -65,9 +65,12 @@ class Rescored:
 
 
 class RescoredRun(Rescored):
-    """A run's samples scored again. ``limited``: to which documents, in words, if not to all."""
+    """A run's samples scored again. ``limited``: to which documents, in words, if not to all. ``markers``: other than
+    the run's, what opened and closed a thought; ``task``: the only one that was scored."""
 
     limited: str = ""
+    markers: tuple[str, str] | None = None
+    task: str | None = None
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The scored lines with their new verdicts, one at a time; texts and prompts stay in the run."""
@@ -76,10 +79,17 @@ class RescoredRun(Rescored):
                 yield {**{k: v for k, v in sample.items() if k not in ("text", "prompt")}, **_verdict(score)}
 
     def update(self, reporter: Reporter | None = None) -> None:
-        """Put the new verdicts into the run, and make its results again."""
+        """Put the new verdicts into the run, with the markers they were made with, and make its results again.
+
+        Raises:
+            UsageError: one task of several would have other markers than the rest.
+            ResetError: see `rescore_update.update_run`.
+        """
         from resetcli.evaluation.rescore_update import update_run
 
-        update_run(self.path, self.scores, reporter or Reporter())
+        if self.markers is not None and self.task is not None:
+            raise UsageError("--update with other thought markers takes all tasks of a run; leave --task out")
+        update_run(self.path, self.scores, self.markers, reporter or Reporter())
 
 
 class RescoredFile(Rescored):
@@ -132,6 +142,8 @@ def rescore_run(
     docs = {spec.name: _documents_of(header, spec, source) for spec in specs}
     tell({s.name: list(docs[s.name].values()) for s in specs if s.kind == "code"}, reporter)
     found, prompts = RescoredRun(Path(path)), True
+    used = (judge.markers.open, judge.markers.close)
+    found.markers, found.task = (used if list(used) != list(kept) else None), task
     named = header["settings"].get("doc_ids")
     found.limited = Documents(header["settings"].get("limit"), tuple(named) if named else None).words
     for sample in read_samples(path):

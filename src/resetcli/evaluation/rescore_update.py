@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resetcli.base.errors import ResetError
-from resetcli.base.files import read_json
+from resetcli.base.files import read_json, write_json
 from resetcli.base.reporting import Reporter
 from resetcli.evaluation.published import LM_EVAL_RESULTS, publish_report
 from resetcli.evaluation.runs import RUN, RunFolder, repeats_of
@@ -17,8 +17,9 @@ from resetcli.evaluation.scoring.score import Score
 from resetcli.evaluation.statistics import task_statistics
 
 
-def update_run(path: Path, scores: Sequence[Score | None], reporter: Reporter) -> None:
-    """Write ``scores`` (one a line of the run's samples, None leaves a line alone) into the run.
+def update_run(path: Path, scores: Sequence[Score | None], markers: tuple[str, str] | None, reporter: Reporter) -> None:
+    """Write ``scores`` (one a line of the run's samples, None leaves a line alone) into the run, and ``markers`` into
+    its settings, for what is made later is to be scored alike.
 
     A finished run gets results made of them; lm-eval's own file, which has the former scores, goes.
 
@@ -41,6 +42,9 @@ def update_run(path: Path, scores: Sequence[Score | None], reporter: Reporter) -
             return sample if all(sample[k] == v for k, v in found.items()) else {**sample, **found}
 
         folder.rewrite(change)
+        if markers is not None:
+            settings["think_markers"] = list(markers)
+            write_json(path / RUN, {**header, "settings": {**header["settings"], "think_markers": list(markers)}})
     if not isinstance(results, dict) or not isinstance(results.get("results"), dict) or repeats is None:
         return
     with RunFolder(path, settings, repeats=repeats) as folder:
