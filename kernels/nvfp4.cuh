@@ -69,9 +69,9 @@ DEVICE uint4 load16(const void* p) { return *(const uint4*)p; }
 DEVICE float2 load_float2(const void* p) { return *(const float2*)p; }
 DEVICE void store16(void* p, uint4 v) { *(uint4*)p = v; }
 
-// One lane's 8 * VEC bytes of a row and their VEC scales.
-template <int VEC> struct Unit {
-  u32 q[2 * VEC];
+// One lane's bytes of `PER_LANE` blocks of a row, and their scales.
+template <int PER_LANE> struct Unit {
+  u32 q[2 * PER_LANE];
   u32 scale;
 };
 DEVICE void load(Unit<2>& u, const u8* weight, const u8* scale) {

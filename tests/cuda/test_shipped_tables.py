@@ -1,0 +1,37 @@
+"""Tables that ship: whole, of kernels that this version has, measured with BF16 beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import resetcli.cuda.kernel_table as module
+from resetcli.cuda.families import families
+from resetcli.cuda.kernel_table import load_table
+from resetcli.cuda.shapes import PAPER
+
+FILES = sorted((Path(module.__file__).parent / "tables").glob("*.json"))
+
+
+def test_an_h200s_is_there():
+    assert module.shipped_path("NVIDIA H200") in FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_choice_is_one_that_this_version_runs(path):
+    table = load_table(path)
+    arch, multiprocessors = table.about["arch"], table.about["multiprocessors"]
+    known = {family.name: family for family in families()}
+    for key, entry in table.entries.items():
+        assert entry.bf16_us and entry.choices
+        assert [choice.us for choice in entry.choices] == sorted(choice.us for choice in entry.choices)
+        for choice in entry.choices:
+            family = known[choice.family]
+            configs = family.configs(key.m, key.n, key.k, multiprocessors, key.activations)
+            assert choice.config in configs, (key, choice)
+            assert choice.alone is None or choice.alone in configs, (key, choice)
+            assert family.supports(arch, key.m, key.n, key.k, getattr(torch, key.dtype), key.activations)[0]
+    for shape in PAPER:
+        assert {key.m for key in table.entries if (key.n, key.k) == (shape.n, shape.k)} >= {1, 2, 4, 8}
