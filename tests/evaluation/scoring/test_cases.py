@@ -85,6 +85,14 @@ MATHS = [
     ("**m+n = 204**", "204", "204", "correct"),
     ("Thus m+n = **204**, with **m = 4**.", "204", "204", "correct"),
     ("m+n = 204", "204", "204", "correct"),
+    ("The answer should be 204.", "204", "204", "correct"),
+    ("Our answer is, therefore, 204.", "204", "204", "correct"),
+    ("The answer is equal to 204.", "204", "204", "correct"),
+    ("The answer is 204 and not 205", "204", "204", "correct"),
+    ("**Solution**\n\n1. **First**: 12 cases.\n2. **Second**: 8.\n\nThus **20**.", "20", "20", "correct"),
+    ("**First** 3 **Second**", "3", None, "unparsed"),
+    ("**204** and **205**", "204", None, "unparsed"),
+    (r"\boxed{2 0 4}", "204", "2 0 4", "wrong"),
     (r"\boxed{9^{9^{9^{9}}}}", "204", "9^{9^{9^{9}}}", "wrong"),
 ]
 
@@ -149,6 +157,18 @@ LETTERS = [
     (r"\boxed{\text{C: 3.2 eV}}", "C"),
     (r"\boxed{\text{Answer: }C}", "C"),
     (r"\boxed{[C]}", "C"),
+    ("The answer, then, is C.", "C"),
+    ("Answer choice: C", "C"),
+    ("Thus the choice is (C).", "C"),
+    ("C is the answer.", "C"),
+    ("C must be correct.", "C"),
+    ("We choose option C.", "C"),
+    ("The correct answer is not A, B or D, so it is C", "C"),
+    ("Answer: *C*", "C"),
+    ("Answer: __C__", "C"),
+    ("Answer: C_6H_6", None),
+    ("Is the answer C?", None),
+    ("The answer is B? I cannot say.", None),
 ]
 
 

@@ -24,14 +24,16 @@ _HEDGE = (
 _VERB = r"(?:is|was|(?:seems|appears)(?:\s+to\s+be)?|(?:would|should|must|will|has\s+to)\s+be)\b"
 _CHOICE = r"(?:option|choice|letter|one|statement|alternative|selection|pick)"
 _HEAD = re.compile(
-    rf"\b(?:answer|(?:correct|right|best|final|chosen|selected|my)\s+{_CHOICE}|(?:option|choice)\s+that\s+is\s+correct"
-    rf"|(?:statement|alternative)\s+that\s+is\s+correct)s?\b"
-    rf"(?:\s+to\s[^.:\n]{{1,60}}?)?[\s*_]*(?:(?:option|choice|letter)[\s*_]+)?"
+    rf"\b(?:answer(?:\s+choice)?|(?:correct|right|best|final|chosen|selected|my)\s+{_CHOICE}"
+    r"|(?:option|choice|statement|alternative)\s+that\s+is\s+correct|the\s+(?:option|choice|letter)(?=\s+(?:is|must)\b))s?\b"
+    rf"(?:\s+to\s[^.:\n]{{1,60}}?)?(?:,\s*(?:therefore|thus|then|hence),?)?[\s*_]*(?:(?:option|choice|letter)[\s*_]+)?"
     rf"(?:{_VERB}[\s*_]*(?:[:=\uff1a][\s*_]*)?|(?:[:=\uff1a]|-+>|\\to\b|→)[\s*_]*|(?=[(\[{{]|\*\*)|\n[\s*_]*)"
-    rf"{_HEDGE}"
-    rf"|\bI(?:\s+(?:would|will|must|should|shall|am\s+going\s+to)|['\u2019](?:d|ll))?\s+(?:choose|pick|select|go\s+with)\s+"
-    rf"|^[ \t*_#>-]*(?:option|choice)[\s*_]*[:=\uff1a][\s*_]*"
-    rf"|<answer>\s*",
+    rf"(?:,\s*)?{_HEDGE}"
+    r"|\b(?:I|we)(?:\s+(?:would|will|must|should|shall|am\s+going\s+to)|['\u2019](?:d|ll))?"
+    r"\s+(?:choose|pick|select|go\s+with)\s+"
+    r"|\b(?:so|hence|thus|therefore),?\s+(?:it|this)\s+(?:is|must\s+be)\s+"
+    r"|^[ \t*_#>-]*(?:option|choice)[\s*_]*[:=\uff1a][\s*_]*"
+    r"|<answer>\s*",
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENERS = re.compile(
@@ -47,7 +49,13 @@ _TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 _NOT = re.compile(r"(?:definitely\s+|certainly\s+|clearly\s+)?(?:not|n['\u2019]t)\b\s*", re.IGNORECASE)
-_LEAD = r"(?:therefore|thus|so|hence|then|finally|in\s+conclusion|it\s+is|it['\u2019]s|it\s+must\s+be|this\s+is)"
+_LEAD = (
+    r"(?:therefore|thus|so|hence|then|finally|(?:in\s+)?conclusion|=>|∴|→|it\s+is|it['\u2019]s|it\s+must\s+be"
+    r"|this\s+is)"
+)
+_ENDS_LETTER = (
+    r"(?![A-Za-z0-9^=+]|['\u2019][A-Za-z]|_(?=[A-Za-z0-9{])|\*(?=[A-Za-z0-9(\\])|-[A-Za-z0-9])"  # C_6, C-H, A's, A*B
+)
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,8 @@ def _reversed(letters: str) -> re.Pattern[str]:
     return re.compile(
         r"(?<!if )(?<!whether )(?<!If )(?<!Whether )(?<![A-Za-z0-9\\])"
         rf"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s{{1,3}})?[(*]{{0,3}}([{letters}])"
-        r"[)*]{0,3}\s{1,3}is\s{1,3}"
-        r"(?:the\s{1,3})?(?:correct|right|best)(?:\s{1,3}(?:answer|option|choice))?(?=[\s*]{0,4}(?:[.!,;]|$))"
+        r"[)*]{0,3}\s{1,3}(?:is|must\s{1,3}be)\s{1,3}"
+        r"(?:(?:the\s{1,3})?(?:correct|right|best)(?:\s{1,3}(?:answer|option|choice))?|the\s{1,3}answer)(?=[\s*]{0,4}(?:[.!,;]|$))"
     )
 
 
@@ -135,9 +143,7 @@ def _stated(start: int, rest: str, letters: str, colon: bool) -> _Statement | No
     begin = refused.end() if refused else 0
     opened = _OPENERS.match(rest, begin)
     at = opened.end() if opened else begin
-    match = re.compile(
-        rf"([{letters}{letters.lower()}])(?![A-Za-z0-9_^=+]|['\u2019][A-Za-z]|\*(?!\*)|-[A-Za-z0-9])"
-    ).match(rest, at)
+    match = re.compile(rf"([{letters}{letters.lower()}]){_ENDS_LETTER}").match(rest, at)
     if match is None:
         return None
     letter, tail = match[1], rest[match.end() :]
@@ -152,7 +158,8 @@ def _stated(start: int, rest: str, letters: str, colon: bool) -> _Statement | No
         return _Statement(start, "denied", letter.upper())
     if _another(tail, letters):
         return _Statement(start, "none")
-    return _Statement(start, "letter", letter.upper())
+    # "Is the answer B?" asks.
+    return None if re.match(r"[\s)\]}*_$]*\?", tail) else _Statement(start, "letter", letter.upper())
 
 
 def _another(tail: str, letters: str, flags: int = 0) -> bool:

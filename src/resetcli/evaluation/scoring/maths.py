@@ -13,9 +13,11 @@ import re
 from resetcli.evaluation.scoring.extraction import boxes
 from resetcli.evaluation.scoring.notation import NUMBER, canonical, normalise, plain_number, value_side
 
+_HEDGE = r"(?:therefore|thus|then|hence|simply|exactly|indeed|equal\s+to)"
 _STATEMENT = re.compile(
-    r"\banswer(?:\s+to\s[^.:\n]{1,60}?)?[\s*_]*(?:\bis\b|[:=\uff1a])[\s*_]*(?:[:=\uff1a][\s*_]*)?"
-    r"(?:(?:therefore|thus|then|simply|exactly|indeed)[\s,:*_]*)?"
+    rf"\banswer(?:\s+to\s[^.:\n]{{1,60}}?)?(?:,\s*{_HEDGE},?)?[\s*_]*"
+    r"(?:\b(?:is|equals|(?:should|must|would|will)\s+be)\b|[:=\uff1a])[\s*_]*(?:[:=\uff1a][\s*_]*)?"
+    rf"(?:,?\s*{_HEDGE}\b[\s,:*_]*)?(?:,\s*)?"
     r"|^[ \t#*_]*(?:the\s+|my\s+)?(?:final\s+)?answer[ \t*_]*\n[\s*_]*"
     r"|<answer>\s*"
     r"|^\#{4}[ \t]*(?=(?:\\?\$|[-+*])*[\d,.]+\$?\**[ \t]*$)",
@@ -31,12 +33,13 @@ _STATED_NUMBER = re.compile(
 _SENTENCE_END = re.compile(r"[.;!?](?=\s|$|\*)|\n|</answer|,?\s(?:because|since|which|as|so|for)\b")
 _TAKEN_BACK = re.compile(
     r"(?:still\s+|yet\s+)?(?:not\s+(?:known|clear|certain|determin|possible|\W{0,3}\d)|un(?:clear|known|certain|determin)"
-    rf"|impossible|ambiguous|either\b|neither\b|none\b|\W{{0,3}}{NUMBER}\W{{0,3}}(?:or|and)\s)",
+    rf"|impossible|ambiguous|either\b|neither\b|none\b|\W{{0,3}}{NUMBER}\W{{0,3}}(?:or|and)\s+\W{{0,3}}\d)",
     re.IGNORECASE,
 )
 _BOLD_NUMBER = re.compile(
-    r"\*\*\s{0,3}(?:\\\(|\$)?\s{0,3}(?P<name>[A-Za-z](?:\s{0,2}[-+]?\s{0,2}[A-Za-z]){0,4}\s{0,3}=\s{0,3})?"
-    rf"(?P<value>{NUMBER}(?:/\d+)?)\s{{0,3}}(?:\\\)|\$)?\s{{0,3}}[.):]?\s{{0,3}}\*\*"
+    # No space inside the asterisks: "**First** 3 **Second**" has no bold number.
+    r"\*\*(?:(?:\\\(|\$)\s{0,3})?(?P<name>[A-Za-z](?:[ ]{0,2}[-+]?[ ]{0,2}[A-Za-z]){0,4}[ ]{0,3}=[ ]{0,3})?"
+    rf"(?P<value>{NUMBER}(?:/\d+)?)(?:\s{{0,3}}(?:\\\)|\$))?(?P<mark>[.):]?)\*\*"
 )
 
 
@@ -89,10 +92,10 @@ def _lone_bold_number(text: str) -> str | None:
     First") do not count."""
     found: dict[bool, dict[str, str]] = {False: {}, True: {}}
     for match in _BOLD_NUMBER.finditer(text):
-        line_start = text.rfind("\n", 0, match.start()) + 1
-        begins_line = not text[line_start : match.start()].strip(" #>-")
+        before = text[max(0, match.start() - 200) : match.start()].rpartition("\n")[2]
+        begins_line = not before.strip(" #>-")
         goes_on = bool(text[match.end() : match.end() + 200].partition("\n")[0].strip(" ."))
-        if not (begins_line and goes_on):
+        if not (match["mark"] and begins_line and goes_on):
             found[match["name"] is not None][canonical(match["value"])] = match["value"]
     values = found[False] or found[True]
     return next(iter(values.values())) if len(values) == 1 else None

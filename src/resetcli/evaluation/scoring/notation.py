@@ -111,6 +111,6 @@ def canonical(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Without spaces, sizes of brackets, and brackets around a single letter."""
-    text = re.sub(r"\\(?:left|right)(?![A-Za-z])|\s+", "", text)
+    """Without spaces (but those between digits), sizes of brackets, and brackets around a single letter."""
+    text = re.sub(r"\\(?:left|right)(?![A-Za-z])|(?<!\d)\s+|\s+(?!\d)", "", text)
     return text[1] if re.fullmatch(r"\([A-Za-z]\)", text) else text
