@@ -6,6 +6,10 @@ import errno
 import json
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -195,3 +199,32 @@ def test_errors_are_one_line_and_suggest():
     error = unknown_name("task", "aimee", ["aime", "gpqa"])
     assert isinstance(error, UsageError) and error.exit_code == 2
     assert str(error) == "unknown task 'aimee': did you mean aime? (known: aime, gpqa)"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_kill_between_the_two_renames_is_made_good(tmp_path, finished):
+    """The old tree is aside as the process dies: the next call puts the finished tree in its place, or the old one."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from resetcli.base import files
+rename, path = os.rename, Path({str(tmp_path / "out")!r})
+with files.whole_directory(path) as scratch:
+    (scratch / "old").write_text("x")
+def die(a, b):
+    rename(a, b)
+    if Path(a) == path:
+        os.kill(os.getpid(), signal.SIGKILL)
+os.rename = die
+with files.whole_directory(path, overwrite=True) as scratch:
+    (scratch / "new").write_text("x")
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    if not finished:
+        [scratch] = tmp_path.glob(".out.partial-*")
+        shutil.rmtree(scratch)
+    with pytest.raises(ResetError, match="is not empty"), whole_directory(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out" / ("new" if finished else "old")).exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]

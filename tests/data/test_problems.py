@@ -61,6 +61,7 @@ def test_own_problems_only_where_asked(monkeypatch, tmp_path):
     ("content", "message"),
     [
         ("", "is empty"),
+        ('{"problem": "\\ud800"}\n', "line 1 holds .ud800, half a character"),
         ('{"problem": "x"}\nno\n', "line 2 is not valid JSON"),
         ('{"id": 1, "problem": "x"}\n{"id": 1, "problem": "y"}\n', "line 2: id 1 is already on line 1"),
         ('{"id": true, "problem": "x"}', "line 1: 'id' is neither"),

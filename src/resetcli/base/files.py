@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import itertools
 import json
@@ -145,7 +146,8 @@ def whole_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A scratch directory beside ``path`` that becomes ``path`` when the block succeeds, else vanishes.
 
     On any exception, Ctrl-C included, nothing is left and an older ``path`` is untouched. A kill leaves the scratch
-    directory; the next call for the same ``path`` removes it (see `leftovers`). A link stays one: its target is
+    directory; the next call for the same ``path`` removes it (see `leftovers`), or, where the kill came between the
+    two renames that replace an older tree, first does the second one. A link stays one: its target is
     written. What appeared or changed at ``path`` while the block ran is left alone; the result then stays beside it.
 
     Raises:
@@ -160,6 +162,7 @@ def whole_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             leftovers.remove_abandoned(path, prefix)
+            _finish_publishing(path)
             before = _contents(path)
             check_output(path, overwrite=overwrite)  # again: of what was looked at just now
             scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
@@ -228,6 +231,27 @@ def _publish(scratch: Path, path: Path, before: _Contents) -> None:
         raise ResetError(f"{why}; the finished result is {kept}") from exc
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _finish_publishing(path: Path) -> None:
+    """After a kill between the renames of ``_publish``: the finished tree, else the old one, back under its name."""
+    if path.exists():
+        return
+    aside = {
+        kind: [each for each in path.parent.glob(f"{glob.escape(f'.{path.name[:60]}.{kind}-')}*") if _stands(each)]
+        for kind in ("partial", "old")
+    }
+    if not aside["old"]:
+        return
+    trees = sorted(aside["partial"] or aside["old"], key=lambda each: each.stat().st_mtime)
+    os.rename(trees[-1], path)
+    for each in aside["old"] if aside["partial"] else ():
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _stands(folder: Path) -> bool:
+    """A whole tree of ours on which nobody works."""
+    return (folder / MARKER).exists() and not (folder / leftovers.OWNER).exists()
 
 
 def _move_back(old: Path, path: Path) -> None:

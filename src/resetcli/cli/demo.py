@@ -156,6 +156,8 @@ def _evaluate(
             fingerprint=model.fingerprint, engine_options=runs.record(), limit=limit, repeats=repeats, seed=seed,
             max_new_tokens=tokens, output=folder / f"eval-{policy}", reporter=out.reporter,
         )  # fmt: skip
+        if error := found[policy].get("error"):
+            raise ResetError(f"policy {policy}: {error}")
     return found
 
 

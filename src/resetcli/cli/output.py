@@ -69,13 +69,14 @@ class RichReporter(Reporter):
             yield self._reminder(name, total)
 
     def _reminder(self, name: str, total: int | None) -> Callable[[int], None]:
-        done, last = 0, time.monotonic()
+        done, last, told = 0, time.monotonic(), False
 
         def advance(n: int = 1) -> None:
-            nonlocal done, last
+            nonlocal done, last, told
             done += n
-            if not self.quiet and time.monotonic() - last >= REMIND_SECONDS:
-                last = time.monotonic()
+            # The last step is told where a step before it was: a log that stops at 9 of 10 looks like a crash.
+            if not self.quiet and (time.monotonic() - last >= REMIND_SECONDS or (told and done == total)):
+                last, told = time.monotonic(), True
                 self._line(f"{name}: {done}" + (f" of {total}" if total else ""))
 
         return advance

@@ -42,7 +42,7 @@ def parse_jsonl(data: bytes, name: str) -> list[tuple[int, Row]]:
     """(line number from 1, object) of each non-blank line.
 
     Raises:
-        ResetError: a line is not UTF-8 or not a JSON object; the message names file and line.
+        ResetError: a line is not UTF-8, not a JSON object, or holds a lone surrogate; the message names file and line.
     """
     rows: list[tuple[int, Row]] = []
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
@@ -54,6 +54,11 @@ def parse_jsonl(data: bytes, name: str) -> list[tuple[int, Row]]:
             raise ResetError(f"{name}, line {number} is not valid JSON ({exc}); repair or delete that line") from exc
         if not isinstance(row, dict):
             raise ResetError(f"{name}, line {number} is not a JSON object; repair or delete that line")
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            half = f"\\u{ord(exc.object[exc.start]):04x}"
+            raise ResetError(f"{name}, line {number} holds {half}, half a character; repair that line") from exc
         rows.append((number, row))
     return rows
 
