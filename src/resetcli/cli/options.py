@@ -128,7 +128,9 @@ ThoughtEnd = Annotated[
 ]
 Problems = Annotated[
     str | None,
-    typer.Option("--problems", metavar="N|FILE", help="How many calibration problems, or a JSON Lines file of them."),
+    typer.Option(
+        "--problems", metavar="N|FILE", help="How many calibration problems (default 5), or a JSON Lines file of them."
+    ),
 ]
 
 Policy = Annotated[

@@ -76,7 +76,8 @@ class RunRecorder:
         if not jobs:
             return
         longest = max(job.limit for job in jobs)
-        line = f"{documents} documents x {self.repeats} repeats x {longest} tokens"
+        line = " x ".join(counted(n, what) for n, what in ((documents, "document"), (self.repeats, "repeat")))
+        line += f" x {longest} tokens"
         if len(jobs) != documents * self.repeats:
             line += f", of which {len(jobs)} samples are left to make"
         line += f": {most} tokens at most"
@@ -175,3 +176,8 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def counted(n: int, what: str) -> str:
+    """ "1 document", "2 documents"."""
+    return f"{n} {what}" + "s" * (n != 1)
