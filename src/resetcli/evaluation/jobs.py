@@ -5,6 +5,7 @@ Needs no lm-eval, so the bookkeeping can be used and tested without it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from resetcli.engines.thoughts import DEFAULT
 
 
 class Output(str):
-    """A generated text that remembers how it ended; ``record`` is its scored sample where a run keeps one."""
+    """A generated text that remembers how it ended; ``record`` has its score where a run keeps it."""
 
     finish_reason: str | None = None
     opened_in_prompt: bool = False
@@ -23,7 +24,7 @@ class Output(str):
     record: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One sample to make. ``ids`` is the prompt; ``fits`` tells whether the context has room for a token after it."""
 
@@ -72,8 +73,24 @@ class Recorder(Protocol):
 def make_output(
     text: str, finish_reason: str, job: Job, markers: tuple[str, str], record: Mapping[str, Any] | None
 ) -> Output:
-    """The text for lm-eval, with how it ended, what marks its thought, and its record."""
+    """The text for lm-eval, with how it ended, what marks its thought, and its score where a run has kept it.
+
+    A kept sample's text is on the disk and all that lm-eval needs is its score: samples that ended alike share one.
+    """
+    if record is not None:
+        return _kept(finish_reason, job.opened_in_prompt, markers, record["score"])
+    return _output(text, finish_reason, job.opened_in_prompt, markers, None)
+
+
+@functools.lru_cache(64)
+def _kept(finish_reason: str, opened: bool, markers: tuple[str, str], score: float) -> Output:
+    return _output("", finish_reason, opened, markers, {"score": score})
+
+
+def _output(
+    text: str, finish_reason: str, opened: bool, markers: tuple[str, str], record: Mapping[str, Any] | None
+) -> Output:
     output = Output(text)
     output.markers = markers
-    output.finish_reason, output.opened_in_prompt, output.record = finish_reason, job.opened_in_prompt, record
+    output.finish_reason, output.opened_in_prompt, output.record = finish_reason, opened, record
     return output
