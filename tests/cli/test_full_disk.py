@@ -53,7 +53,7 @@ def test_eval(reset, tiny_checkpoint, tmp_path) -> None:
     assert not run.exists()
 
     failed(limited(4000, tmp_path, *args), "run/samples.jsonl")
-    assert sorted(path.name for path in run.iterdir()) == ["run.json", "run.lock", "samples.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == ["run.json", "run.lock", "samples.jsonl", "traces"]
     kept = (run / "samples.jsonl").read_bytes()
     assert 0 < len(whole_lines(run / "samples.jsonl")) < 24
 
@@ -65,7 +65,9 @@ def test_eval(reset, tiny_checkpoint, tmp_path) -> None:
 
     (run / "results.json").unlink()
     failed(limited(1000, tmp_path, *args), "run/results.json")
-    assert sorted(path.name for path in run.iterdir()) == ["run.json", "run.lock", "samples.jsonl"]
+    published = ["report.html", "results_lm-eval.json"]
+    left = sorted(path.name for path in run.iterdir())
+    assert left == sorted([*published, "run.json", "run.lock", "samples.jsonl", "traces"])
     assert reset(*args).code == 0 and (run / "samples.jsonl").read_bytes() == samples
     again = json.loads((run / "results.json").read_text())
     assert {**again, "timing": None} == {**results, "timing": None}

@@ -80,7 +80,7 @@ def test_eval_interrupted_in_each_phase(halted, reset, tiny_checkpoint, tmp_path
         assert not had or f"goes on: {had} of 4 samples are there" in err
         left = sorted(path.name for path in run.iterdir()) if run.exists() else []
         assert bool(left) == bool(samples), f"{phase}: a run without samples leaves nothing"
-        assert set(left) <= {"run.lock", "run.json", "samples.jsonl"}, f"{phase}: no scratch file, no results"
+        assert set(left) <= {"run.lock", "run.json", "samples.jsonl", "traces"}, f"{phase}: no scratch file, no results"
         if "run.json" in left:
             json.loads((run / "run.json").read_text())
         now = (run / "samples.jsonl").read_bytes() if "samples.jsonl" in left else b""
