@@ -53,7 +53,7 @@ EVAL_PHASES = {
     "run.json": (("os:replace", 1, "run.json"), 0),
     "speed probe": (("resetcli.engines.runner:ModelRunner.decode", 2), 0),
     "generation": (("resetcli.engines.runner:ModelRunner.decode", 7), 0),
-    "scoring": (("resetcli.evaluation.recorder:score_output", 2), 1),
+    "scoring": (("resetcli.evaluation.judge:score_output", 2), 1),
     "sample on the disk": (("os:fsync", 2, "samples.jsonl"), 3),
     "statistics": (("resetcli.evaluation.results:task_statistics", 1), 4),
     "results.json": (("os:replace", 1, "results.json"), 4),
