@@ -68,3 +68,15 @@ def test_prompts_that_do_not_fit(reset, tiny_checkpoint, tmp_path) -> None:
     ran = reset(*args, "-o", "new", "--json")
     assert ran.code == 1 and ran.out == "" and not (tmp_path / "new").exists()
     assert "task aime22: 2 of 3 prompts do not fit the model's context of" in ran.error
+
+
+def test_thought_options_are_settings_of_the_run(reset, tiny_checkpoint, tmp_path) -> None:
+    """Recorded, refused by name when they change, and blank markers refused before anything is loaded."""
+    args = ("eval", tiny_checkpoint, *OWN, "-o", "run")
+    assert reset(*args, "--thought-end", "[/THINK]", "--no-thinking").code == 0
+    settings = json.loads((tmp_path / "run/run.json").read_text())["settings"]
+    assert settings["think_markers"] == ["[THINK]", "[/THINK]"] and settings["thinking"] is False
+    ran = reset(*args)
+    assert ran.code == 1 and "think_markers" in ran.error and "thinking (false, now true)" in ran.error
+    ran = reset("eval", "no-such-checkpoint", *OWN, "--thought-end", " ")
+    assert ran.code == 2 and "--thought-end must not be blank" in ran.error

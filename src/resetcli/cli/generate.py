@@ -32,9 +32,7 @@ def generate(
         Path | None, typer.Option("-f", "--prompt-file", metavar="FILE", help="The prompt as a UTF-8 text file.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before it.")] = None,
-    thinking: Annotated[
-        bool, typer.Option("--thinking/--no-thinking", help="Thought, where the chat template offers the switch.")
-    ] = True,
+    thinking: o.Thinking = True,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text (repeatable).")

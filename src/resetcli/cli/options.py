@@ -112,6 +112,9 @@ MaxNewTokens = Annotated[
         help="Limit of an answer; left out: 32768 or what the context leaves, less for the embedded model.",
     ),
 ]
+Thinking = Annotated[
+    bool, typer.Option("--thinking/--no-thinking", help="Thought, where the chat template offers the switch.")
+]
 ThoughtStart = Annotated[
     str | None,
     typer.Option(
