@@ -12,7 +12,9 @@ import time
 import pytest
 from cli_process import command, environment
 
-COMMANDS = ("quantize", "calibrate", "generate", "eval", "bench-kernels", "inspect", "doctor", "demo")
+COMMANDS = (
+    "quantize", "calibrate", "generate", "eval", "compare", "bench-kernels", "score", "inspect", "doctor", "demo",
+)  # fmt: skip
 HEAVY = ("torch", "transformers", "modelopt", "lm_eval", "datasets", "math_verify", "numpy", "rich")
 
 
