@@ -60,6 +60,8 @@ SHARED = {
     "--top-k --min-p --engine --device --batch-size --trace --color --seed",
     "eval": "-o --output --tasks --data-dir --gpqa-password --limit --repeats --max-new-tokens --policy --tau0 --t-low "
     "--t-high --window --estimator --temperature --top-p --top-k --min-p --engine --device --batch-size --seed",
+    "compare": "--tasks --seed",
+    "score": "--task --data-dir --gpqa-password",
     "bench-kernels": "--M --shapes --device --seed",
     "inspect": "",
     "doctor": "",
