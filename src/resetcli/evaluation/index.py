@@ -1,8 +1,8 @@
 """What a run keeps in memory of its samples: everything but texts and prompts, packed.
 
 A sample is a tuple under (task, document, repeat), with equal strings shared; its record, a dictionary, is made when
-it is asked for. So a run's memory grows by some 0.3 kB a sample (``benchmarks/results`` has the figure), however long
-the thoughts are.
+it is asked for. So a run's memory grows by some 0.3 kB a sample (``benchmarks/results/run-bookkeeping.json``),
+however long the thoughts are.
 """
 
 from __future__ import annotations
