@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -216,7 +218,7 @@ def test_reading_the_tests(layers, tmp_path) -> None:
     code = (
         f"import os\nfor p in ({str(secret)!r}, {__file__!r}, '/etc/passwd', '/etc/hostname', '/root/.bash_history'):\n"
         "    try: print(open(p).read())\n    except OSError: pass\n"
-        "for p in ('/', '/home', '/root', '/work', '/tmp', '/proc'):\n"
+        "for p in ('/', '/home', '/root', '/tmp', '/proc'):\n"
         "    try: print(p, [n for n in os.listdir(p) if n == 'livecodebench.jsonl'])\n    except OSError: pass\n"
     )
     found = run(code, layers=layers)
@@ -236,6 +238,71 @@ def test_sockets(layers) -> None:
         assert run(code, layers=layers).status == "error"
         with pytest.raises(TimeoutError):
             server.accept()
+
+
+@pytest.mark.parametrize("layers", [LAYERS, ("seccomp",), ("landlock", "seccomp")], ids=str)
+def test_signals_through_a_file(layers) -> None:
+    """A file may be told to signal another process of the same user when it is ready: a kill without kill(2)."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        code = (
+            f"import fcntl, os\nr, w = os.pipe()\nfor pid in ({victim.pid}, os.getppid()):\n    try:\n"
+            "        fcntl.fcntl(r, 8, pid)\n        fcntl.fcntl(r, 10, 9)\n"
+            "        fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)\n        os.write(w, b'x')\n"
+            "    except OSError: print('refused')"
+        )
+        assert run(code, layers=layers).output == b"refused\nrefused\n"
+        time.sleep(0.2)
+        assert victim.poll() is None
+        victim.communicate(b"\n")
+
+
+@pytest.mark.parametrize("layers", [LAYERS, ("landlock", "seccomp")], ids=str)
+def test_rights_and_times_of_files_outside(layers, tmp_path) -> None:
+    target = tmp_path / "file"
+    target.touch()
+    os.utime(target, (5, 5))
+    target.chmod(0o640)
+    code = (
+        "import os\nfor act in (lambda p: os.chmod(p, 0o777), lambda p: os.utime(p, (1, 1)),\n"
+        f"            lambda p: os.chown(p, 1, 1), lambda p: os.setxattr(p, 'user.x', b'')):\n    try: act({str(target)!r})\n"
+        "    except OSError: print('refused')"
+    )
+    assert run(code, layers=layers).output == b"refused\n" * 4
+    assert (target.stat().st_mode & 0o777, target.stat().st_mtime) == (0o640, 5)
+
+
+@pytest.mark.parametrize("layers", [LAYERS, ("landlock", "seccomp")], ids=str)
+def test_datagrams_to_a_socket_outside(layers, short_path) -> None:
+    name = os.path.join(short_path, "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(name)
+        server.settimeout(0.2)
+        code = (
+            "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+            f"a.sendto(b'x', {name!r})\nprint('sent')"
+        )
+        assert run(code, layers=layers).status == "error"
+        with pytest.raises(TimeoutError):
+            server.recv(1)
+    assert run("import asyncio\nasync def f(): return 3\nprint(asyncio.run(f()))", layers=layers).output == b"3\n"
+
+
+@pytest.fixture
+def short_path():
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+def test_reports_that_are_no_text() -> None:
+    """What a program writes on the runner's own pipe neither ends the run nor gets into the samples."""
+    for said in (
+        r'{"value": "\ud800"}',
+        r'{"error": "\ud800\n[red]"}',
+        "[" * 100_000,
+        '{"value": "%s"}' % ("9" * 5000),
+    ):
+        answer, passed = judge(f"import os\nos.write(3, {said.encode()!r})\nos._exit(0)", FUNCTION, QUICK)
+        assert not passed and answer.isascii() and answer.isprintable()
 
 
 def test_filling_the_disk() -> None:

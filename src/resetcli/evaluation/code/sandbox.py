@@ -8,7 +8,7 @@ Layers, each used where the kernel grants it and reported by `containment` where
 - always: CPU, wall-clock, memory, file-size, open-file and output limits; an empty environment; a folder of its own
   that is emptied after each input; standard error thrown away.
 - seccomp (Linux on x86_64; the table for aarch64 has not been run): no new process or program, no socket, no signal,
-  no tracing, no mount. Threads are allowed.
+  no tracing, no mount, no change of a file's rights or times. Threads are allowed.
 - Landlock (Linux 5.13 on): reads only the interpreter, its packages and the system's libraries, writes only its folder.
 - namespaces: own process ids, no network at all, own IPC; a file system of its own in which the same libraries are
   read-only, the folder is in memory with limited room, and nothing else is there.

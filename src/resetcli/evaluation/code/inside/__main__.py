@@ -214,7 +214,7 @@ def _watch(job: dict[str, Any], pid: int, output: int, report: int) -> dict[str,
     cpu = usage.ru_utime + usage.ru_stime
     said = _said(b"".join(texts[report]))
     verdict, detail = _verdict(job, stopped, os.waitstatus_to_exitcode(status), cpu, said)
-    found = said.get("value", "").encode() if job["kind"] == "functional" else b"".join(texts[output])
+    found = said.get("value", "").encode("utf-8", "replace") if job["kind"] == "functional" else b"".join(texts[output])
     if job["kind"] == "functional" and verdict == "ok" and "value" not in said:
         verdict, detail = "error", "ended without a result"
     return {
@@ -240,7 +240,9 @@ def _verdict(job: dict[str, Any], stopped: str, code: int, cpu: float, said: dic
     if stopped == "output" or code == -signal.SIGXFSZ:
         return "output", "output limit"
     if "error" in said:
-        return ("memory", "memory limit") if said["error"] == "MemoryError" else ("error", said["error"])
+        # The program may have written anything there; a class has a name.
+        name = said["error"] if said["error"].isidentifier() else "unnamed exception"
+        return ("memory", "memory limit") if name == "MemoryError" else ("error", name)
     if code < 0:
         return "error", f"ended by signal {signal.Signals(-code).name if -code in set(signal.Signals) else -code}"
     return ("error", f"exit code {code}") if code else ("ok", "")

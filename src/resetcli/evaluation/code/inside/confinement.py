@@ -204,10 +204,24 @@ _FORBIDDEN = {
     "open_by_handle_at": (304, 265), "init_module": (175, 105), "finit_module": (313, 273),
     "kexec_load": (246, 104), "reboot": (169, 142), "swapon": (167, 224), "personality": (135, 92),
     "setpriority": (141, 140), "ioprio_set": (251, 30), "quotactl": (179, 60), "acct": (163, 89),
+    # Landlock leaves these to whoever owns the file.
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "removexattrat": (466, 466),
+    # What this user's other programs share is used by its number, without the "get" above.
+    "shmat": (30, 196), "shmctl": (31, 195), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192),
+    "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_unlink": (241, 181),
+    "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274), "syslog": (103, 116),
 }  # fmt: skip
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _PRLIMIT = (302, 261)
+_SOCKETPAIR = (53, 199)
+_SECOND_ARGUMENT = {(72, 25): (8, 15), (16, 29): (0x8901, 0x8902)}
+"""fcntl and ioctl that name a process to be signalled when a file is ready: signals by another door."""
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -216,7 +230,8 @@ def seccomp() -> None:
     """No new processes or programs, sockets, signals, mounts, tracing or kernel facilities from here on; threads stay.
 
     Forbidden calls fail with EPERM, so a program that tries one sees an OSError. Of prlimit only the form on oneself is
-    left. Calls by another machine's numbers (32 bit, x32) end the process.
+    left, of socketpair the stream (a datagram socket could send anywhere). Calls by another machine's numbers (32 bit,
+    x32) end the process.
 
     Raises:
         OSError: refused, or a machine whose call numbers are not known here.
@@ -225,7 +240,7 @@ def seccomp() -> None:
     if machine not in _AUDIT or sys.maxsize < 2**32:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
     column = list(_AUDIT).index(machine)
-    load, equal, above, bits, ret = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, above, bits, mask, ret = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
     denied = sorted(number for row in _FORBIDDEN.values() if (number := row[column]) is not None)
     # Each test that holds jumps to "refuse", placed by its distance once the length is known.
     body: list[tuple[int, int, int | str, int | str]] = [(load, 0, 0, 0)]
@@ -236,6 +251,16 @@ def seccomp() -> None:
     # clone: only with CLONE_THREAD; prlimit: only of process 0, oneself.
     body += [(equal, _CLONE[column], 0, 3), (load, 16, 0, 0), (bits, 0x10000, 0, "refuse"), (ret, _ALLOW, 0, 0)]
     body += [(equal, _PRLIMIT[column], 0, 3), (load, 16, 0, 0), (equal, 0, 0, "refuse"), (ret, _ALLOW, 0, 0)]
+    pair: list[tuple[int, int, int | str, int | str]] = [
+        (load, 24, 0, 0),
+        (mask, 0xF, 0, 0),
+        (equal, 1, 0, "refuse"),
+        (ret, _ALLOW, 0, 0),
+    ]
+    body += [(equal, _SOCKETPAIR[column], 0, len(pair)), *pair]
+    for numbers, refused in _SECOND_ARGUMENT.items():
+        body += [(equal, numbers[column], 0, len(refused) + 2), (load, 24, 0, 0)]
+        body += [*((equal, value, "refuse", 0) for value in refused), (ret, _ALLOW, 0, 0)]
     body.append((ret, _ALLOW, 0, 0))
     places = {"refuse": len(body), "missing": len(body) + 1}
     body += [(ret, _ERRNO | errno.EPERM, 0, 0), (ret, _ERRNO | errno.ENOSYS, 0, 0)]
