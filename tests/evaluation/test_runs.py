@@ -88,7 +88,7 @@ def test_a_sample_twice_is_an_error(tmp_path) -> None:
     begun(tmp_path / "run", 1)
     path = tmp_path / "run/samples.jsonl"
     path.write_text(path.read_text() * 2)
-    with pytest.raises(ResetError, match="line 2: a second sample of task aime, document d0, repeat 0"):
+    with pytest.raises(ResetError, match="line 2: a second sample of task aime, document d0, repeat 0; restore"):
         RunFolder(tmp_path / "run", SETTINGS)
 
 
@@ -207,6 +207,8 @@ def test_default_folder_names(tmp_path) -> None:
     path = default_directory("my model", ["aime", "gpqa"], SETTINGS, tmp_path)
     assert path == tmp_path / "reset-runs" / f"my_model-aime-gpqa-{settings_hash(SETTINGS)[:8]}"
     assert len(default_directory("m" * 500, ["t" * 90] * 9, SETTINGS, tmp_path).name) < 255
+    # 255 bytes, not letters.
+    assert len(default_directory("模" * 85, ["aime"], SETTINGS, tmp_path).name.encode()) < 255
     assert settings_hash({"b": 1, "a": 2}) == settings_hash({"a": 2, "b": 1}) != settings_hash({"a": 2, "b": 2})
 
 

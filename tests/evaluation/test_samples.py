@@ -37,6 +37,7 @@ def test_a_good_line() -> None:
     "change",
     [{"task": 1}, {"doc_id": ["a"]}, {"doc_id": True}, {"repeat": "x"}, {"repeat": -1}, {"repeat": 0.0},
      {"repeat": True}, {"seed": 2**63}, {"seed": None}, {"prompt_sha256": "0"}, {"text": None}, {"n_tokens": None},
+     {"n_tokens": 2**63}, {"repeat": 2**64}, {"score": 10**400}, {"score": -(10**400)},
      {"finish_reason": "zzz"}, {"finish_reason": []}, {"answer": 7}, {"target": 7}, {"score": "1"},
      {"score": math.nan}, {"score": True}, {"why": "maybe"}, {"why": {}}],
 )  # fmt: skip

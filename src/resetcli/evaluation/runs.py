@@ -38,7 +38,9 @@ def settings_hash(settings: dict[str, Any]) -> str:
 
 def default_directory(model: str, tasks: list[str], settings: dict[str, Any], root: Path | None = None) -> Path:
     """``./reset-runs/<model>-<tasks>-<first 8 hex of the settings' hash>``, long names shortened."""
-    name = re.sub(r"[^\w.+-]+", "_", f"{model[:100]}-{'-'.join(tasks)[:100]}")
+    # A folder's name has 255 bytes at most, and letters may have up to four.
+    short = model.encode("utf-8", "replace")[:100].decode("utf-8", "ignore")
+    name = re.sub(r"[^\w.+-]+", "_", f"{short}-{'-'.join(tasks)[:100]}")
     return (root or Path.cwd()) / "reset-runs" / f"{name}-{settings_hash(settings)[:8]}"
 
 
@@ -230,7 +232,7 @@ class RunFolder:
     def _remember(self, sample: dict[str, Any], where: str) -> None:
         key = (sample["task"], sample["doc_id"], sample["repeat"])
         if key in self.samples:
-            raise ResetError(f"{where}: a second sample of task {key[0]}, document {key[1]}, repeat {key[2]}")
+            raise ResetError(f"{where}: a second sample of task {key[0]}, document {key[1]}, repeat {key[2]}; {REMEDY}")
         # Texts stay on the disk: a run of many long thoughts would not fit into memory.
         self.samples.add(sample)
 

@@ -34,8 +34,15 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _small(value: Any) -> bool:
+    return _whole(value) and value < 2**63
+
+
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):
+        # Whole numbers have no bounds in JSON; floating point has.
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _text(value: Any) -> bool:
@@ -49,11 +56,11 @@ def _text_or_null(value: Any) -> bool:
 TYPES = {
     "task": (_text, "a text"),
     "doc_id": (lambda v: _text(v) or _whole(v), "a text or a whole number"),
-    "repeat": (_whole, "a whole number from 0"),
-    "seed": (lambda v: _whole(v) and v < 2**63, "a whole number below 2^63"),
+    "repeat": (_small, "a whole number from 0"),
+    "seed": (_small, "a whole number below 2^63"),
     "prompt_sha256": (lambda v: _text(v) and re.fullmatch("[0-9a-f]{64}", v), "64 hexadecimal digits"),
     "text": (_text, "a text"),
-    "n_tokens": (_whole, "a whole number from 0"),
+    "n_tokens": (_small, "a whole number from 0"),
     "finish_reason": (lambda v: v in ("stop", "length", "error"), "stop, length or error"),
     "answer": (_text_or_null, "a text or null"),
     "target": (_text_or_null, "a text or null"),
@@ -89,9 +96,14 @@ class Asked:
             return f"seed {sample['seed']} is not that of the sample in this run ({wanted})"
         if sample["target"] != self.targets[task][doc_id]:
             return f"target {_shown(sample['target'])} is not that of document {doc_id} of task {task}"
-        if task in self.scored and (sample["score"] not in (0, 1) or sample["why"] == "loglikelihood"):
-            return f"score {sample['score']} ({sample['why']}) is not one of task {task} (0 or 1)"
+        return score_fault(sample) if task in self.scored else None
+
+
+def score_fault(sample: Mapping[str, Any]) -> str | None:
+    """Why a sample's score is none of a task with answers; None if it is one."""
+    if sample["score"] in (0, 1) and sample["why"] != "loglikelihood":
         return None
+    return f"score {sample['score']} ({sample['why']}) is not one of task {sample['task']} (0 or 1)"
 
 
 def parse_sample(line: bytes, path: Path, number: int) -> dict[str, Any]:
