@@ -113,6 +113,34 @@ def test_runs_that_asked_different_things_are_refused_by_name(tmp_path, other, s
     assert refused.value.exit_code == 1
 
 
+def test_documents_that_differ_in_the_middle_are_named(tmp_path) -> None:
+    runs = [write_run(tmp_path / name, {"aime": A[:3]}) for name in ("a", "b")]
+    path = runs[1] / "samples.jsonl"
+    path.write_text(path.read_text().replace('"p001"', '"p001x"'))
+    with pytest.raises(ResetError, match=r"p000 to p002, with p001 in .*a, 3, p000 to p002, with p001x in .*b\)"):
+        compare_runs(runs)
+
+
+def test_damaged_scores_are_an_error_that_names_them(tmp_path) -> None:
+    runs = [write_run(tmp_path / name, {"aime": A}) for name in ("a", "b")]
+    path = runs[1] / "samples.jsonl"
+    text = path.read_text()
+    right, why = '"score": 1,', '"correct"'
+    for old, new in ((right, '"score": 0.5,'), (right, '"score": 5,'), (why, '"loglikelihood"')):
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(ResetError, match=r"run .*b, document p000, repeat 0: score .* is not one of task aime"):
+            compare_runs(runs)
+
+
+def test_runs_without_a_task(tmp_path) -> None:
+    runs = [write_run(tmp_path / name, {"aime": A}) for name in ("a", "b")]
+    for run in runs:
+        header = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**header, "tasks": {}}))
+    with pytest.raises(ResetError, match="names no task"):
+        compare_runs(runs)
+
+
 def test_tasks_in_common_are_compared_when_named(tmp_path) -> None:
     runs = [write_run(tmp_path / "a", {"aime": A}), write_run(tmp_path / "b", {"aime": B, "gpqa": B})]
     assert [pair["task"] for pair in compare_runs(runs, tasks="aime,")["comparisons"]] == ["aime"]

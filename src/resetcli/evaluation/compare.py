@@ -120,7 +120,11 @@ def _refuse_differences(runs: Sequence[StoredRun], wanted: Sequence[str] | None)
         for i, (what, first) in enumerate(asked[0]):
             for run, other in zip(having[1:], asked[1:], strict=True):
                 if other[i][1] != first:
-                    values = f"{_brief(what, first)} in {having[0].path}, {_brief(what, other[i][1])} in {run.path}"
+                    was, now = _brief(what, first), _brief(what, other[i][1])
+                    if what == "documents" and was == now:
+                        docs = having[0].tables[task].docs, run.tables[task].docs
+                        was, now = f"{was}, with {_one_more(*docs)}", f"{now}, with {_one_more(*docs[::-1])}"
+                    values = f"{was} in {having[0].path}, {now} in {run.path}"
                     faults.append(f"task {task}: {what} ({values})")
         if len(runs) == 2 and len(having) == 1:
             faults.append(f"task {task}: in {having[0].path} only")
@@ -130,6 +134,11 @@ def _refuse_differences(runs: Sequence[StoredRun], wanted: Sequence[str] | None)
         raise ResetError(
             f"the runs cannot be compared: {'; '.join(faults)}; evaluate them alike, or name what they share by --tasks"
         )
+
+
+def _one_more(docs: Sequence[Any], others: Sequence[Any]) -> Any:
+    """The first document that is not among the others."""
+    return next((doc for doc in docs if doc not in others), "none more")
 
 
 def _brief(what: str, value: Any) -> str:

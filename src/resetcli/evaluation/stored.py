@@ -12,6 +12,7 @@ from resetcli.base.files import read_json
 from resetcli.base.reporting import Reporter
 from resetcli.evaluation.columns import Columns, ScoreTable
 from resetcli.evaluation.runs import RESULTS, RUN, read_samples, repeats_of
+from resetcli.evaluation.samples import score_fault
 from resetcli.evaluation.tasks import TASKS
 
 PRECISIONS = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
@@ -64,11 +65,17 @@ def open_run(path: Path, *, tasks: list[str] | None = None, reporter: Reporter |
     wanted = [name for name in header["tasks"] if tasks is None or name in tasks]
     if unknown := [name for name in wanted if name not in TASKS]:
         raise ResetError(f"run {path} has tasks that this version does not know: {', '.join(unknown)}; use --tasks")
+    if not header["tasks"]:
+        raise ResetError(f"{path / RUN} names no task; restore it or evaluate again")
     columns = {name: Columns() for name in wanted}
     with (reporter or Reporter()).phase(f"read {path.name}"):
         for sample in read_samples(path):
-            if (column := columns.get(sample["task"])) is not None:
-                column.add(sample)
+            if (column := columns.get(sample["task"])) is None:
+                continue
+            if TASKS[sample["task"]].kind != "perplexity" and (fault := score_fault(sample)) is not None:
+                place = f"document {sample['doc_id']}, repeat {sample['repeat']}"
+                raise ResetError(f"run {path}, {place}: {fault}; restore its samples or evaluate again")
+            column.add(sample)
     repeats = repeats_of(header)
     tables = {name: _table(path, header, name, column, repeats) for name, column in columns.items()}
     results = read_json(path / RESULTS) if (path / RESULTS).is_file() else {}
