@@ -92,6 +92,14 @@ def test_latex(document) -> None:
     assert rows[2].startswith(" & NVFP4 fixed")
 
 
+def test_names_with_signs_that_a_format_reads(document) -> None:
+    named = {**document, "runs": [{**run, "model": "[4pt] a|b ~~c~~ $d$"} for run in document["runs"]]}
+    latex = to_latex(named)
+    # "[" after \\midrule is its option, though a line lies between.
+    assert not re.search(r"(rule|\\\\)\s*[\[*]", latex) and r"{}[4pt] a\textbar{}b" in latex
+    assert r"| \[4pt\] a\|b \~\~c\~\~ \$d\$ |" in to_markdown(named)
+
+
 def test_latex_compiles_where_there_is_a_latex(document, tmp_path) -> None:
     if (latex := shutil.which("pdflatex")) is None:
         pytest.skip("no pdflatex here")

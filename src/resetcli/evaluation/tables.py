@@ -162,14 +162,20 @@ def _tabular(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int
 
 def _latex_row(cells: Iterable[str]) -> str:
     # A minus sign is longer than a hyphen.
-    return " & ".join(re.sub(r"(^| )-(?=\d)", r"\1$-$", _escaped(cell, LATEX)) for cell in cells) + r" \\"
+    row = " & ".join(re.sub(r"(^| )-(?=\d)", r"\1$-$", _escaped(cell, LATEX)) for cell in cells) + r" \\"
+    # After \midrule or \\ these would be read as its options, across the line end.
+    return "{}" + row if row.startswith(("[", "*")) else row
 
 
 LATEX: Mapping[str, str] = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$",
+    "|": r"\textbar{}",
 }  # fmt: skip
-MARKDOWN: Mapping[str, str] = {"|": r"\|", "*": r"\*", "_": r"\_", "<": "&lt;", "\\": r"\\", "`": r"\`"}
+MARKDOWN: Mapping[str, str] = {
+    "|": r"\|", "*": r"\*", "_": r"\_", "<": "&lt;", "\\": r"\\", "`": r"\`",
+    "[": r"\[", "]": r"\]", "~": r"\~", "$": r"\$",
+}  # fmt: skip
 
 
 def _escaped(text: str, signs: Mapping[str, str]) -> str:
