@@ -154,6 +154,15 @@ def test_gzip_runs_and_unfinished_ones(tiny_tokenizer, source, tmp_path) -> None
     assert not (tmp_path / "run/results.json").exists() and len(list(read_samples(tmp_path / "run"))) == 4
 
 
+def test_a_run_that_grows_meanwhile(run) -> None:
+    path = run / "samples.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    found = rescore_run(run)
+    path.write_text("".join(lines))
+    assert len(list(found.lines())) == 2
+
+
 def test_no_runs(tmp_path, tiny_tokenizer, source) -> None:
     with pytest.raises(ResetError, match=r"holds no run\.json"):
         rescore_run(tmp_path)

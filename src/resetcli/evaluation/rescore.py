@@ -74,7 +74,8 @@ class RescoredRun(Rescored):
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The scored lines with their new verdicts, one at a time; texts and prompts stay in the run."""
-        for sample, score in zip(read_samples(self.path), self.scores, strict=True):
+        # Not strict: a run that is being made has more lines by now.
+        for score, sample in zip(self.scores, read_samples(self.path), strict=False):
             if score is not None:
                 yield {**{k: v for k, v in sample.items() if k not in ("text", "prompt")}, **_verdict(score)}
 
