@@ -26,6 +26,11 @@ P, Q = "print(1)", "print(2)\nx = 3"
         (f"```python\n{P}\n```\nIt prints\n```\n1\n2 3\n```\n", P),
         (f"```python\n{P}\n```\nIt prints\n```\nYes\n```\n", P),
         (f"```python\n{P}\n```\n```text\n1\n```\n```cpp\nint main() {{}}\n```\n```python\n```\n", P),
+        (f"```python\n{P}\n```\nIt prints\n```\nAnswer: 5\nCase: f(1)\nx = 3\n```\n", P),
+        # a closing fence behind the last line, and one that was forgotten
+        (f"```python\n{P}```\nIt prints\n```\n1\n```\n", P),
+        (f"```python\n{Q}\n\nBetter:\n```python\n{P}\n```\n", P),
+        ('```python\ns = "```"\nt = 1  # ```\nprint(s)\n```', 's = "```"\nt = 1  # ```\nprint(s)'),
         # fences on the line of other text, indented in a list, with CRLF
         (f"Here: ```python\n{P}\n```", P),
         ("1. so\n   ```python\n   if 1:\n       print(1)\n   ```\n", "if 1:\n    print(1)"),

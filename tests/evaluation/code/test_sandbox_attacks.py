@@ -264,8 +264,8 @@ def test_rights_and_times_of_files_outside(layers, tmp_path) -> None:
     target.chmod(0o640)
     code = (
         "import os\nfor act in (lambda p: os.chmod(p, 0o777), lambda p: os.utime(p, (1, 1)),\n"
-        f"            lambda p: os.chown(p, 1, 1), lambda p: os.setxattr(p, 'user.x', b'')):\n    try: act({str(target)!r})\n"
-        "    except OSError: print('refused')"
+        f"            lambda p: os.chown(p, 1, 1), lambda p: os.setxattr(p, 'user.x', b'')):\n"
+        f"    try: act({str(target)!r})\n    except OSError: print('refused')"
     )
     assert run(code, layers=layers).output == b"refused\n" * 4
     assert (target.stat().st_mode & 0o777, target.stat().st_mtime) == (0o640, 5)

@@ -18,6 +18,9 @@ PYTHON = ("python", "py", "python3", "py3")
 
 _FENCE = re.compile(r"^(?P<before>.*?)(?P<ticks>`{3,})[ \t]*\{?\.?(?P<info>[^\s`{}]*)[^`]*$")
 
+_LAST_LINE = re.compile(r"(?P<code>[^`#]*[^`#\s\"'][ \t]*)(?P<ticks>`{3,})[ \t]*")
+"""A last line of code with the closing fence behind it; not a text or a comment in which one stands."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -35,15 +38,23 @@ def blocks(text: str) -> list[Block]:
     lines: list[str] = []
     for line in text.replace("\r\n", "\n").split("\n"):
         match = _FENCE.match(line)
-        if ticks:
+        # "```python" inside a block opens the next one: the first was left open.
+        opens = match is not None and match["info"].lower() in PYTHON and not match["before"].strip()
+        if ticks and not (opens and language in ("", *PYTHON)):
             stripped = line.strip()
-            if set(stripped) == {"`"} and len(stripped) >= len(ticks):
+            closes = set(stripped) == {"`"} and len(stripped) >= len(ticks)
+            if not closes and (last := _LAST_LINE.fullmatch(line)) and len(last["ticks"]) >= len(ticks):
+                lines.append(last["code"])
+                closes = True
+            if closes:
                 found.append(Block(language, textwrap.dedent("\n".join(lines)), True))
                 ticks, lines = "", []
             else:
                 lines.append(line)
         elif match is not None and (not match["before"].strip(" \t>-*0123456789.") or match["info"].lower() in PYTHON):
-            ticks, language = match["ticks"], match["info"].lower()
+            if ticks:
+                found.append(Block(language, textwrap.dedent("\n".join(lines)), False))
+            ticks, language, lines = match["ticks"], match["info"].lower(), []
     if ticks:
         found.append(Block(language, textwrap.dedent("\n".join(lines)), False))
     return found
@@ -63,12 +74,14 @@ def extract_code(text: str, *, closed_only: bool = False) -> str | None:
 
 
 def _does_something(code: str) -> bool:
-    """Whether the text is Python with a statement beyond names, numbers and texts standing alone."""
+    """Whether the text is Python that defines or calls something; "x = 5" and "Answer: 5" are, but show an output."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    calls = (ast.Call, ast.Await, ast.NamedExpr)
-    return any(not isinstance(node, ast.Expr) or any(isinstance(n, calls) for n in ast.walk(node)) for node in body)
+    acts = (ast.Call, ast.Await, ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    # "Case: f(1)" parses as an annotation.
+    plain = [n for n in body if not (isinstance(n, ast.AnnAssign) and n.value is None)]
+    return any(isinstance(part, acts) for node in plain for part in ast.walk(node))

@@ -11,6 +11,7 @@ import atexit
 import builtins
 import contextlib
 import importlib
+import io
 import json
 import os
 import random
@@ -74,15 +75,24 @@ def run(job: dict[str, Any], report: int) -> int:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         getattr(atexit, "_run_exitfuncs", lambda: None)()
-        sys.stdout.flush()
+        _flush(module)
     except BaseException as exc:  # whatever an untrusted program raises is its result
         with contextlib.suppress(BaseException):
-            sys.stdout.flush()
+            _flush(module)
         said = {"error": type(exc).__name__}
     data = memoryview(json.dumps(said).encode())
     while data:
         data = data[os.write(report, data) :]
     return 1 if "error" in said else 0
+
+
+def _flush(module: types.ModuleType) -> None:
+    """As an interpreter does at its end: the standard streams, and files that the program left open in its globals."""
+    left = [value for value in vars(module).values() if isinstance(value, io.IOBase)]
+    for stream in (sys.stdout, sys.__stdout__, *left):
+        if stream is not None:
+            with contextlib.suppress(ValueError):  # closed or detached: nothing left in it
+                stream.flush()
 
 
 def _function(module: types.ModuleType, name: str) -> Any:
