@@ -116,6 +116,9 @@ def test_the_detectable_difference_is_detected_in_four_of_five() -> None:
         found.append(sign_flip_p(d, resamples=999) <= 0.05)
     assert 0.7 < np.mean(found) < 0.9
     assert detectable_difference(np.zeros(1), step=1.0) is None
+    # Two documents show no difference for sure, not one of 813 points.
+    assert detectable_difference(np.zeros(2), step=1.0) is None
+    assert detectable_difference(np.array([0.0, 50.0]), step=None) > 100
     assert 0 < detectable_difference(np.zeros(30), step=0.125) < 0.05
 
 

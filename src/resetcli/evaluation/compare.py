@@ -76,8 +76,8 @@ def compare_runs(
             if left.repeats != right.repeats:
                 k = min(left.repeats, right.repeats)
                 warnings.append(
-                    f"{task}: {runs[a].name} has {left.repeats} repeats, {runs[b].name} {right.repeats}; the "
-                    f"comparison takes the first {k} of each document"
+                    f"{task}: {runs[a].name} has {left.repeats} repeat{'s' * (left.repeats != 1)}, {runs[b].name} "
+                    f"{right.repeats}; the comparison takes the first {k} of each document"
                 )
             found |= compare_pair(left, right, pass_at=pass_at, resamples=resamples, seed=seed)
         comparisons.append(found)

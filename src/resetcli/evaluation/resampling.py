@@ -115,7 +115,8 @@ def sign_flip_p(d: Values, *, precision: Values | None = None, resamples: int = 
 def detectable_difference(d: Values, *, step: float | None) -> float | None:
     """The true mean difference that a comparison of this many documents with this much spread would find at the 5 %
     level in 80 % of cases: (t(0.975, n - 1) + t(0.8, n - 1)) SE. The spread counts the two made-up documents of
-    ``bootstrap_interval``, so that it is not 0 where few documents differ. None below two documents.
+    ``bootstrap_interval``, so that it is not 0 where few documents differ. None below two documents,
+    and for a bounded quantity where not even 1 would be found.
     """
     n = len(d)
     if n < 2:
@@ -123,7 +124,8 @@ def detectable_difference(d: Values, *, step: float | None) -> float | None:
     from scipy.special import stdtrit
 
     spread = float(np.append(d, [step, -step]).std(ddof=1)) if step is not None else float(d.std(ddof=1))
-    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) + stdtrit(n - 1, POWER)) * spread / math.sqrt(n)
+    least = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) + stdtrit(n - 1, POWER)) * spread / math.sqrt(n)
+    return least if step is None or least <= 1 else None
 
 
 def mcnemar(a: Sequence[bool] | NDArray[np.bool_], b: Sequence[bool] | NDArray[np.bool_]) -> dict[str, Any]:
