@@ -163,6 +163,19 @@ def test_a_run_that_grows_meanwhile(run) -> None:
     assert len(list(found.lines())) == 2
 
 
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [("model", 7), ("engine", []), ("alt_answers", {"aime": 3}), ("alt_answers", 7), ("think_markers", "x"),
+     ("think_markers", [1, 2]), ("doc_ids", 7)],
+)  # fmt: skip
+def test_an_edited_header_is_named(run, section, value) -> None:
+    header = json.loads((run / "run.json").read_text())
+    (header["settings"] if section in header["settings"] else header)[section] = value
+    (run / "run.json").write_text(json.dumps(header))
+    with pytest.raises(ResetError, match=r"run\.json is not the record of a run"):
+        rescore_run(run)
+
+
 def test_no_runs(tmp_path, tiny_tokenizer, source) -> None:
     with pytest.raises(ResetError, match=r"holds no run\.json"):
         rescore_run(tmp_path)

@@ -171,10 +171,25 @@ def _header(path: Path) -> dict[str, Any]:
     if not (Path(path) / RUN).exists():
         raise ResetError(f"{shortened(path)} is no run: it holds no {RUN}")
     header = read_json(Path(path) / RUN)
-    sections = ("tasks", "settings")
-    if not isinstance(header, dict) or any(not isinstance(header.get(key), dict) for key in sections):
+    sections, parts = ("tasks", "settings"), ("model", "policy", "sampling", "engine")
+    if (
+        not isinstance(header, dict)
+        or any(not isinstance(header.get(key), dict) for key in sections)
+        or any(not isinstance(header.get(key, {}), dict) for key in parts)
+        or not isinstance(others := header.get("alt_answers") or {}, dict)
+        or not all(isinstance(answers, dict) for answers in others.values())
+        or not _texts(header["settings"].get("think_markers"), 2)
+        or not _texts(header["settings"].get("doc_ids"))
+    ):
         raise ResetError(f"{Path(path) / RUN} is not the record of a run")
     return header
+
+
+def _texts(value: Any, number: int | None = None) -> bool:
+    """Whether it is a list of texts, ``number`` of them, or None."""
+    if value is None:
+        return True
+    return isinstance(value, list) and number in (None, len(value)) and all(isinstance(text, str) for text in value)
 
 
 def _documents_of(header: Mapping[str, Any], spec: TaskSpec, source: DataSource | None) -> dict[str, dict[str, Any]]:
