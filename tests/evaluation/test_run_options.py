@@ -38,12 +38,14 @@ def test_documents_by_id(tiny_tokenizer, source, tmp_path) -> None:
     whole = [s for s in read_samples(tmp_path / "all") if s["doc_id"] in named]
     assert lines(tmp_path / "some") == sorted(map(json.dumps, whole)) and len(whole) == 6
     found = results(tmp_path / "some")
-    assert found["doc_ids"] == list(named) and found["limit"] is None and found["results"]["aime"]["n"] == 2
+    assert found["doc_ids"] == sorted(named) and found["limit"] is None and found["results"]["aime"]["n"] == 2
     assert found["results"]["gpqa"]["limited"] is True and found["n-samples"]["gpqa"]["effective"] == 1
     assert json.loads((tmp_path / "some/run.json").read_text())["limited"] is True
     from resetcli.cli.eval import render
 
-    assert "limited to the documents 2023-I-2, rec1, 2022-I-4: not comparable with full runs" in render(report)
+    assert "limited to the documents 2022-I-4, 2023-I-2, rec1: not comparable with full runs" in render(report)
+    again = run(SeededEngine(tiny_tokenizer), source, tmp_path / "some", doc_ids=reversed(named), repeats=2)
+    assert again["finished_before"]  # the order of names makes no other run
     limited = run(SeededEngine(tiny_tokenizer), source, tmp_path / "one", tasks="aime", doc_ids=named[::2], limit=1)
     assert [s["doc_id"] for s in read_samples(tmp_path / "one")] == ["2022-I-4"]  # in the task's order
     assert "the first 1 documents of a task among the documents" in render(limited)

@@ -60,7 +60,8 @@ class Selection:
 
 
 def parse_doc_ids(names: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """``"a,b"`` (spaces and a trailing comma allowed) or a list, each once, in order; None stays None.
+    """``"a,b"`` (spaces and a trailing comma allowed) or a list, each once, sorted, since
+    their order changes nothing and must not make another run; None stays None.
 
     Raises:
         UsageError: it names nothing.
@@ -68,6 +69,6 @@ def parse_doc_ids(names: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     parts = [part.strip() for part in (names.split(",") if isinstance(names, str) else names)]
-    if not (found := tuple(dict.fromkeys(filter(None, parts)))):
+    if not (found := tuple(sorted(set(filter(None, parts))))):
         raise UsageError("--doc-ids names no document; leave it out for all")
     return found
