@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -45,6 +46,23 @@ def test_no_output_breaks_the_extraction(text):
     score_output("letters", text, "A")
     maths.extract_maths(text)
     canonical(text)
+
+
+def test_after_an_interruption_replies_belong_to_their_questions():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    grader = Grader()
+    assert grader.equal("x+1", "1+x")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            grader.equal("1", r"\int_0^1 \int_0^1 \sin(x^y) dx dy", 2.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [grader.equal("x+1", answer) for answer in ("1+x", "y", "1+x")] == [True, False, True]
+    grader.close()
 
 
 def test_time_limit_holds_in_another_thread_and_the_next_comparison_works():

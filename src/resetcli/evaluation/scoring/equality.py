@@ -11,7 +11,11 @@ from collections.abc import Sequence
 
 from resetcli.evaluation.scoring import grader
 from resetcli.evaluation.scoring.grader import TIME_LIMIT
-from resetcli.evaluation.scoring.notation import LONGEST, bare, normalise, number, value_side
+from resetcli.evaluation.scoring.notation import LONGEST, bare, in_full, normalise, number, value_side
+
+_BOUND = r"\\(?:[gl]eq?(?:slant)?|[gl]t|neq?|neg|lnot|not)(?![A-Za-z])|[<>\u2264\u2265\u2260]"
+_BASE = r"^[0-9A-Z]+\s*_\s*\{?\s*(\d+)\s*\}?$"
+"""A number in a base of its own: "2516_8"."""
 
 
 def equal(target: str, answer: str, alt_answers: Sequence[str] = (), seconds: float = TIME_LIMIT) -> bool:
@@ -30,6 +34,11 @@ def _equal(gold: str, answer: str, seconds: float) -> bool:
         answer = side
         if _same(gold, answer):
             return True
+    if bool(re.match(_BOUND, gold)) != bool(re.match(_BOUND, answer)):  # math-verify would take the 5 out of "\\geq 5"
+        return False
+    bases = re.search(_BASE, gold), re.search(_BASE, answer)
+    if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify drops them
+        return False
     gold_value, value = number(gold), number(answer)
     if gold_value is None or value is None:
         percent = r"\s*\\?%$"
@@ -38,7 +47,7 @@ def _equal(gold: str, answer: str, seconds: float) -> bool:
             first, second = number(re.sub(percent, "", gold)), number(re.sub(percent, "", answer))
             if first is not None and first == second:
                 return True
-    elif gold_value == value:
+    elif gold_value == value or (gold_value is not None and gold_value == in_full(answer)):
         return True
     elif gold_value.denominator == value.denominator == 1:
         return False

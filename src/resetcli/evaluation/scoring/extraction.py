@@ -83,6 +83,22 @@ def readable(
     return Readable(_END_TOKENS.sub("", split.answer), cut=cut)
 
 
+# Of white space, only a blank before the statement: "B is wrong\nAnswer: C" states C.
+_SUPPOSED = re.compile(
+    r"(?:(?:\b(?:if|whether|unless|suppos(?:e|ing)|assum(?:e|ing)|doubt|no way"
+    r"|(?:un|not )(?:likely|sure|certain|clear|convinced)|(?:first|initially|originally) (?:thought|said|guessed)"
+    r"|(?:might|may|could) (?:think|say|guess))|(?:\bnot|n['\u2019]t) (?:think|believe|say|mean|agree))"
+    r"(?: that)?(?: (?:the|my|an?|its))?(?: (?:correct|right|best|final))?"
+    r"|\b(?:wrong|incorrect|worst|previous|earlier|second-best|student['\u2019]s)) $",
+    re.IGNORECASE,
+)
+
+
+def supposed(text: str, start: int) -> bool:
+    """Whether what begins at ``start`` ("answer is 5") is not stated but supposed, doubted or of something else."""
+    return bool(_SUPPOSED.search(text[max(0, start - 80) : start]))
+
+
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BLANK = re.compile(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|[\s~?._{}$-]")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)

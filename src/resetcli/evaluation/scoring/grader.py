@@ -44,6 +44,9 @@ class Grader:
                     line = process.stdout.readline()
                 except BrokenPipeError:
                     line = ""
+                except BaseException:  # Ctrl-C: the reply on its way would be taken for the next one's
+                    self._end()
+                    raise
                 if line:
                     break
                 code = process.wait()
@@ -60,10 +63,13 @@ class Grader:
     def close(self) -> None:
         """End the process; the next call starts another."""
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.communicate()
-                self._process = None
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:

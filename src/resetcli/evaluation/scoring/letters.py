@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from resetcli.evaluation.scoring.extraction import boxes
+from resetcli.evaluation.scoring.extraction import boxes, supposed
 from resetcli.evaluation.scoring.notation import normalise
 
 _HEDGE = (
@@ -24,7 +24,7 @@ _HEDGE = (
 _VERB = r"(?:is|was|(?:seems|appears)(?:\s+to\s+be)?|(?:would|should|must|will|has\s+to)\s+be)\b"
 _CHOICE = r"(?:option|choice|letter|one|statement|alternative|selection|pick)"
 _HEAD = re.compile(
-    rf"\b(?:answer(?:\s+choice)?|(?:correct|right|best|final|chosen|selected|my)\s+{_CHOICE}"
+    rf"(?<![A-Za-z0-9])(?:answer(?:\s+choice)?|(?:correct|right|best|final|chosen|selected|my)\s+{_CHOICE}"
     r"|(?:option|choice|statement|alternative)\s+that\s+is\s+correct|the\s+(?:option|choice|letter)(?=\s+(?:is|must)\b))s?\b"
     rf"(?:\s+to\s[^.:\n]{{1,60}}?)?(?:,\s*(?:therefore|thus|then|hence),?)?[\s*_]*(?:(?:option|choice|letter)[\s*_]+)?"
     rf"(?:{_VERB}[\s*_]*(?:[:=\uff1a][\s*_]*)?|(?:[:=\uff1a]|-+>|\\to\b|→)[\s*_]*|(?=[(\[{{]|\*\*)|\n[\s*_]*)"
@@ -42,13 +42,19 @@ _OPENERS = re.compile(
     re.IGNORECASE,
 )
 _BEFORE_BOX = re.compile(r"[\s*_$]*(?:\\[(\[]\s*)?")
-_CONNECTIVE = r"because|since|as|and|is|with|due|for|which|by|though|but|while|given|based|on|from|here"
+_CONNECTIVE = (
+    r"rather|instead|not|because|since|as|and|is|with|due|for|which|by|though|but|while|given|based|on|from|here"
+)
 _TAKEN_BACK = re.compile(
     r"(?:still\s+|yet\s+)?(?:not\s+(?:known|clear|certain|determin|possible|listed|given|among)"
     r"|un(?:clear|known|certain|determin)|impossible|ambiguous|none\b|neither\b|(?:all|both)\s+of\b)",
     re.IGNORECASE,
 )
 _NOT = re.compile(r"(?:definitely\s+|certainly\s+|clearly\s+)?(?:not|n['\u2019]t)\b\s*", re.IGNORECASE)
+_DISMISSED = re.compile(
+    r"[\s*_)\]}$`]*(?:is|are|was)\s+(?:clearly\s+|also\s+|therefore\s+)?(?:wrong|incorrect|false|invalid|ruled\s+out|eliminated)\b",
+    re.IGNORECASE,
+)
 _LEAD = (
     r"(?:therefore|thus|so|hence|then|finally|(?:in\s+)?conclusion|=>|∴|→|it\s+is|it['\u2019]s|it\s+must\s+be"
     r"|this\s+is)"
@@ -76,6 +82,8 @@ def extract_letter(text: str, letters: str = "ABCD", *, cut: bool = False) -> st
     if not cut:
         spoken = {statement.start for statement in found}
         for head in _HEAD.finditer(text):
+            if supposed(text, head.start()):
+                continue
             # Of "answer is \boxed{C}" the box has spoken already.
             opened = _BEFORE_BOX.match(text, head.end())
             if opened is None or opened.end() not in spoken:
@@ -85,7 +93,8 @@ def extract_letter(text: str, letters: str = "ABCD", *, cut: bool = False) -> st
                 )
                 if (statement := _stated(head.start(), rest, letters, colon)) is not None:
                     found.append(statement)
-        found += [_Statement(m.start(), "letter", m[1]) for m in _reversed(letters).finditer(text)]
+        said = (m for m in _reversed(letters).finditer(text) if not supposed(text, m.start()))
+        found += [_Statement(m.start(), "letter", m[1]) for m in said]
         if (last := _last_line(text, letters)) is not None:
             found.append(last)
     denied: set[str] = set()
@@ -101,9 +110,9 @@ def extract_letter(text: str, letters: str = "ABCD", *, cut: bool = False) -> st
 
 @functools.cache
 def _reversed(letters: str) -> re.Pattern[str]:
-    """ "C is the correct answer", "option C is correct." at the end of a clause, unless it is a supposition."""
+    """ "C is the correct answer", "option C is correct." at the end of a clause; not "A or C is correct"."""
     return re.compile(
-        r"(?<!if )(?<!whether )(?<!If )(?<!Whether )(?<![A-Za-z0-9\\])"
+        r"(?<!\bor )(?<!\bnor )(?<![A-Za-z0-9\\])"
         rf"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s{{1,3}})?[(*]{{0,3}}([{letters}])"
         r"[)*]{0,3}\s{1,3}(?:is|must\s{1,3}be)\s{1,3}"
         r"(?:(?:the\s{1,3})?(?:correct|right|best)(?:\s{1,3}(?:answer|option|choice))?|the\s{1,3}answer)(?=[\s*]{0,4}(?:[.!,;]|$))"
@@ -154,6 +163,9 @@ def _stated(start: int, rest: str, letters: str, colon: bool) -> _Statement | No
     # "A" as an article: "Answer: A closer look shows ..."
     if letter == "A" and re.match(rf"\s+(?!(?:{_CONNECTIVE})\b)[a-z]", tail):
         return None
+    # "Answer (A) is wrong" speaks of another one.
+    if _DISMISSED.match(tail):
+        return None
     if refused:
         return _Statement(start, "denied", letter.upper())
     if _another(tail, letters):
@@ -166,7 +178,7 @@ def _another(tail: str, letters: str, flags: int = 0) -> bool:
     """Whether a second letter follows on equal terms: "or C", "/C", ", C"."""
     return bool(
         re.match(
-            rf"[\s)\]}}*.]*(?:(?:,\s*)?\b(?:or|and)\b|/|&|,(?=\s*\(?[{letters}]\)?[\s.*$}}]*(?:$|\n|,|and\b|or\b)))"
+            rf"[\s)\]}}*.]*(?:(?:,\s*|\()?\b(?:or|and)\b|/|&|,(?=\s*\(?[{letters}]\)?[\s.*$}}]*(?:$|\n|,|and\b|or\b)))"
             rf"\s*(?:possibly|maybe|perhaps|even)?\s*(?:option|choice)?[\s*(\[{{]*[{letters}](?![A-Za-z0-9'\u2019])",
             tail,
             flags,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 
-from resetcli.evaluation.scoring.extraction import boxes
+from resetcli.evaluation.scoring.extraction import boxes, supposed
 from resetcli.evaluation.scoring.notation import NUMBER, canonical, normalise, plain_number, value_side
 
 _HEDGE = r"(?:therefore|thus|then|hence|simply|exactly|indeed|equal\s+to)"
 _STATEMENT = re.compile(
-    rf"\banswer(?:\s+to\s[^.:\n]{{1,60}}?)?(?:,\s*{_HEDGE},?)?[\s*_]*"
+    rf"(?<![A-Za-z0-9])answer(?:\s+to\s[^.:\n]{{1,60}}?)?(?:,\s*{_HEDGE},?)?[\s*_]*"
     r"(?:\b(?:is|equals|(?:should|must|would|will)\s+be)\b|[:=\uff1a])[\s*_]*(?:[:=\uff1a][\s*_]*)?"
     rf"(?:,?\s*{_HEDGE}\b[\s,:*_]*)?(?:,\s*)?"
     r"|^[ \t#*_]*(?:the\s+|my\s+)?(?:final\s+)?answer[ \t*_]*\n[\s*_]*"
@@ -36,6 +36,7 @@ _TAKEN_BACK = re.compile(
     rf"|impossible|ambiguous|either\b|neither\b|none\b|\W{{0,3}}{NUMBER}\W{{0,3}}(?:or|and)\s+\W{{0,3}}\d)",
     re.IGNORECASE,
 )
+_TWO = re.compile(rf"(?:{_DELIMITED.pattern}),?\s+or\s+(?:\$|\\[(\[])", re.DOTALL)
 _BOLD_NUMBER = re.compile(
     # No space inside the asterisks: "**First** 3 **Second**" has no bold number.
     r"\*\*(?:(?:\\\(|\$)\s{0,3})?(?P<name>[A-Za-z](?:[ ]{0,2}[-+]?[ ]{0,2}[A-Za-z]){0,4}[ ]{0,3}=[ ]{0,3})?"
@@ -53,8 +54,10 @@ def extract_maths(text: str, *, cut: bool = False) -> str | None:
     if cut:
         return None
     for statement in reversed(list(_STATEMENT.finditer(text))):
+        if supposed(text, statement.start()):
+            continue
         rest = text[statement.end() : statement.end() + 400]
-        if _TAKEN_BACK.match(rest):
+        if _TAKEN_BACK.match(rest) or _TWO.match(rest):
             return None
         if (value := _stated_value(rest)) is not None:
             return value

@@ -28,7 +28,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degrees?(?![A-Za-z]
 _UNIT_MACRO = re.compile(r"(?:\\(?:text|textrm|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?\d\}?)?\s*)+$")
 _UNIT_WORDS = re.compile(
     r"\s+(?!(?:pi|or|and|to|mod|sqrt|ln|log|sin|cos|tan|infty|inf)\b)"
-    r"(?:[A-Za-z]{3,}|cm|mm|km|ft|in|yd|mi|kg|mg|lb|oz|ml|mL|hr|am|pm|of|is)(?:\^?\d)?(?:\s+[A-Za-z]{2,})*$"
+    r"(?:[A-Za-z]{3,}|cm|mm|km|ft|in|yd|mi|kg|mg|lb|oz|ml|mL|hr|am|pm|of|is)(?:\^?\d|\^\{\d\})?(?:\s+[A-Za-z]{2,})*$"
 )
 _MODULUS = re.compile(
     r"\s*(?:\\pmod\s*(?:\{\s*\d+\s*\}|\d+)|\(?\s*(?:\\[bm]?mod|mod|\\(?:text|mathrm)\s*\{\s*\(?\s*mod\s*\}|\\(?:bmod|mod))"
@@ -44,7 +44,8 @@ def normalise(text: str) -> str:
     """
     if len(text) > LONGEST:
         return re.sub(r"\s+", " ", text.strip())
-    text = text.strip().strip("*").replace("\u2212", "-").replace("\\$", "").replace("$", "")
+    text = text.strip().strip("*").replace("\u2212", "-")
+    text = re.sub(r"\\?[$\u00a3\u20ac]", "", text)
     # A backslash after another is the end of a matrix row, no command.
     text = re.sub(r",(?:\\!)+\s*(?=\d{3}(?!\d))", ",", text)
     text = _STYLE.sub("", re.sub(r"(?<!\\)\\[()\[\]]", "", text))
@@ -89,6 +90,18 @@ def number(text: str) -> Fraction | None:
         bare = _MODULUS.sub("", text)
         value = plain_number(_UNIT_WORDS.sub("", _UNIT_MACRO.sub("", bare).strip()).strip())
     return value
+
+
+_TIMES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+def in_full(text: str) -> Fraction | None:
+    """The value of a number with its power of ten in words: "1.5 million"."""
+    match = re.search(
+        rf"^([^A-Za-z\\]+)\s*(?:\\(?:text|mathrm)\s*\{{\s*|\\ )*({'|'.join(_TIMES)})\b", text, re.IGNORECASE
+    )
+    value = plain_number(match[1].strip()) if match else None
+    return None if match is None or value is None else value * 10 ** _TIMES[match[2].lower()]
 
 
 def value_side(text: str) -> str | None:
