@@ -161,6 +161,7 @@ def test_calibrate_writes_the_configuration(reset, tiny_checkpoint, tiny_model_d
     assert bad.code == 1 and "unknown key 'tauu'" in bad.error
 
 
+@pytest.mark.long
 def test_calibrate_selects_t_low(reset, tiny_checkpoint, tmp_path) -> None:
     """Tried under the policy that will decode; what cannot work is refused before a model is loaded."""
     checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / "t-nvfp4")

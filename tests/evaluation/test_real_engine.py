@@ -121,7 +121,7 @@ def test_a_sample_is_what_the_engine_says_alone(runner, tiny_model_dir, data_dir
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["module", "stock"])
+@pytest.mark.parametrize("way", ["module", pytest.param("stock", marks=pytest.mark.long)])
 def test_lm_evals_own_command(way, tiny_model_dir, data_dir, tmp_path) -> None:
     """``lm_eval --model reset``: through our module by task name, and lm-eval's own entry with the task file's path."""
     from resetcli.evaluation.tasks import TASK_DIR
