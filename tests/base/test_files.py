@@ -228,3 +228,16 @@ with files.whole_directory(path, overwrite=True) as scratch:
         pass
     assert (tmp_path / "out" / ("new" if finished else "old")).exists()
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
+def test_trees_of_other_targets_are_left_alone(tmp_path):
+    """Names that begin alike, or are cut to the same: nothing is taken for the target's own."""
+    long = "n" * 70
+    for name in (".out.old-1.old-abcdefgh", f".{long[:60]}.old-abcdefgh"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MARKER).touch()
+    for target in ("out", long):
+        with whole_directory(tmp_path / target) as scratch:
+            (scratch / "mine").touch()
+        assert (tmp_path / target / "mine").exists()
+    assert len(list(tmp_path.glob(".*.old-abcdefgh"))) == 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -235,12 +235,13 @@ def _publish(scratch: Path, path: Path, before: _Contents) -> None:
 
 def _finish_publishing(path: Path) -> None:
     """After a kill between the renames of ``_publish``: the finished tree, else the old one, back under its name."""
-    if path.exists():
+    # A longer name is cut in those of its trees, and another target's could look the same.
+    if path.exists() or len(path.name) > 60:
         return
-    aside = {
-        kind: [each for each in path.parent.glob(f"{glob.escape(f'.{path.name[:60]}.{kind}-')}*") if _stands(each)]
-        for kind in ("partial", "old")
-    }
+    aside: dict[str, list[Path]] = {"partial": [], "old": []}
+    for each in path.parent.iterdir():
+        if (made := re.fullmatch(rf"\.{re.escape(path.name)}\.(partial|old)-[a-z0-9_]+", each.name)) and _stands(each):
+            aside[made[1]].append(each)
     if not aside["old"]:
         return
     trees = sorted(aside["partial"] or aside["old"], key=lambda each: each.stat().st_mtime)

@@ -18,7 +18,7 @@ from typing import Any
 
 from resetcli.base.errors import ResetError, UsageError, unknown_name
 from resetcli.data.lcb_tests import BadTests, Case, decode_cases
-from resetcli.data.readers import Row
+from resetcli.data.readers import Row, parse_row
 
 SHARDS = {f"v{n}": f"test{n if n > 1 else ''}.jsonl" for n in range(1, 7)}
 """What each release added, as the authors name its file on the hub."""
@@ -141,7 +141,7 @@ def load_rows(paths: list[Path], selection: Selection) -> tuple[list[dict[str, A
         for number, offset, line in _lines(path):
             lines += 1
             where = f"{path}, line {number}"
-            row = _parse(line, where)
+            row = parse_row(line, where)
             doc_id = _text(row, "question_id", where)
             where = f"{where} (problem {doc_id})"
             if doc_id in seen:
@@ -181,7 +181,7 @@ def read_problem(place: dict[str, Any]) -> Problem:
         raise ResetError(
             f"cannot read {place['path']}: {exc.strerror or exc}; its tests are needed for scoring"
         ) from exc
-    row = _parse(line, where)
+    row = parse_row(line, where)
     return _problem(row, where)
 
 
@@ -196,16 +196,6 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 offset += len(line)
     except OSError as exc:
         raise ResetError(f"cannot read data file {path}: {exc.strerror or exc}") from exc
-
-
-def _parse(line: bytes, where: str) -> Row:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as exc:
-        raise ResetError(f"{where} is not valid JSON ({exc}); repair or delete that line") from exc
-    if not isinstance(row, dict):
-        raise ResetError(f"{where} is not a JSON object; repair or delete that line")
-    return row
 
 
 def _text(row: Row, key: str, where: str) -> str:
@@ -250,7 +240,7 @@ def _problem(row: Row, where: str) -> Problem:
         raise ResetError(f"{where}: the row mixes stdin and functional tests")
     metadata = row.get("metadata") or {}
     if isinstance(metadata, str):
-        metadata = _parse(metadata.encode(), f"{where}, 'metadata'")
+        metadata = parse_row(metadata.encode(), f"{where}, 'metadata'")
     function = metadata.get("func_name") if isinstance(metadata, dict) else None
     if cases[0].kind == "stdin":
         return Problem(cases, None)

@@ -48,19 +48,25 @@ def parse_jsonl(data: bytes, name: str) -> list[tuple[int, Row]]:
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as exc:
-            raise ResetError(f"{name}, line {number} is not valid JSON ({exc}); repair or delete that line") from exc
-        if not isinstance(row, dict):
-            raise ResetError(f"{name}, line {number} is not a JSON object; repair or delete that line")
+        rows.append((number, parse_row(line, f"{name}, line {number}")))
+    return rows
+
+
+def parse_row(line: bytes, where: str) -> Row:
+    """One line of JSON Lines; ``where`` names it in errors. Raises as ``parse_jsonl``."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as exc:
+        raise ResetError(f"{where} is not valid JSON ({exc}); repair or delete that line") from exc
+    if not isinstance(row, dict):
+        raise ResetError(f"{where} is not a JSON object; repair or delete that line")
+    if b"\\ud" in line.lower():  # only an escape can make half a character
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as exc:
             half = f"\\u{ord(exc.object[exc.start]):04x}"
-            raise ResetError(f"{name}, line {number} holds {half}, half a character; repair that line") from exc
-        rows.append((number, row))
-    return rows
+            raise ResetError(f"{where} holds {half}, half a character; repair that line") from exc
+    return row
 
 
 def parse_csv(data: bytes, name: str, columns: Iterable[str]) -> list[tuple[int, Row]]:
