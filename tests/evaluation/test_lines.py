@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -50,6 +52,43 @@ def test_gzip_files_are_gzip_files(tmp_path) -> None:
     assert gzip.decompress(path.read_bytes()) == b"".join(LINES)
     path.write_bytes(gzip.compress(b"".join(LINES)))  # one member, as the gzip command makes
     assert [line for _, line, _ in whole_lines(path)] == LINES
+
+
+def test_members_of_many_lines_come_as_they_are_unpacked(tmp_path) -> None:
+    """As the gzip command makes them: what is in memory is a piece, not the file."""
+    path, line = tmp_path / "s.jsonl.gz", b"x" * 999 + b"\n"
+    path.write_bytes(gzip.compress(line * 64000, 1) + gzip.compress(b"") + gzip.compress(b"a\r\n\n\nb"))
+    tracemalloc.start()
+    count = sum(found[1] == line for found in itertools.islice(whole_lines(path), 64000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 64000 and peak < 8 << 20
+    assert [found for _, found, _ in whole_lines(path)][64000:] == [b"a\r\n", b"\n", b"\n", b"b\n"]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_member_of_many_lines_that_was_cut_off_is_an_error(tmp_path, torn) -> None:
+    """Lines would be lost that were whole: nobody may go on as if the file had ended there."""
+    path = tmp_path / "s.jsonl.gz"
+    first, second = gzip.compress(b"one\n"), gzip.compress(b"two\nthree\n" + b"".join(LINES) * 9)
+    flipped = bytearray(second)
+    flipped[30] ^= 255
+    for data, end in ((second[:-12], 0), (second[: len(second) // 2], 0), (first + second[:-50], len(first)),
+                      (first + second[:-50] + bytes(99), len(first)), (flipped, 0)):  # fmt: skip
+        path.write_bytes(data)
+        with pytest.raises(ResetError, match=f"cut off or damaged after byte {end}" if torn else f"at byte {end};"):
+            list(whole_lines(path, torn=torn))
+
+
+def test_a_torn_member_of_one_line_is_left_out_of_a_run_only(tmp_path) -> None:
+    path = tmp_path / "s.jsonl.gz"
+    data = written(path)
+    path.write_bytes(data[:-9])
+    assert [line for _, line, _ in whole_lines(path)] == LINES[:-1]
+    with pytest.raises(ResetError, match="is cut off or damaged after byte"):
+        list(whole_lines(path, torn=True))
+    path.write_bytes(data + bytes(300))  # padding, as some media add
+    assert [line for _, line, _ in whole_lines(path, torn=True)] == LINES
 
 
 def test_what_is_no_gzip_file(tmp_path) -> None:

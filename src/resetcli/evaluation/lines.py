@@ -9,6 +9,7 @@ line, a thought of thousands of tokens, little is lost.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ MAGIC = b"\x1f\x8b\x08"
 """What a member begins with."""
 
 CHUNK = 1 << 16
+"""Bytes read at a time."""
+
+PIECE = 1 << 20
+"""Bytes of a gzip member that wait in memory for its end, a longer line apart."""
 
 
 def is_gzip(path: Path) -> bool:
@@ -42,17 +47,20 @@ def encode_line(line: bytes, path: Path) -> bytes:
 def whole_lines(path: Path, *, torn: bool = False) -> Iterator[tuple[int, bytes, int]]:
     """(number from 1, line with its end, file offset up to which all is whole) of each whole line.
 
-    What is torn at the end, or zeros there, is left out; with ``torn``, a plain file's last line may lack its end.
+    What is torn at the end, or zeros there, is left out; with ``torn``, a plain file's last line may lack its end, and
+    a gzip file must be whole. The lines of a gzip member over ``PIECE`` come as they are unpacked, with the offset of
+    its beginning; those of others, and the last one of each, when the member is known to be whole.
 
     Raises:
-        ResetError: missing, no file, unreadable, or a gzip file damaged before its end.
+        ResetError: missing, no file, unreadable, or a gzip file damaged before its end, or cut off where that would
+            lose lines that were whole: with ``torn``, or in a member of several lines.
     """
     if path.exists() and not path.is_file():
         raise ResetError(f"{path} is not a file; remove it or choose another -o")
     try:
         with open(path, "rb") as stream:
             if is_gzip(path):
-                yield from _members(stream, path)
+                yield from _members(stream, path, torn)
                 return
             end = 0
             for number, line in enumerate(stream, 1):
@@ -63,31 +71,44 @@ def whole_lines(path: Path, *, torn: bool = False) -> Iterator[tuple[int, bytes,
         raise ResetError(f"cannot read {path}: {exc.strerror or exc}") from exc
 
 
-def _members(stream: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int]]:
+def _members(stream: BinaryIO, path: Path, torn: bool) -> Iterator[tuple[int, bytes, int]]:
     number = end = 0
     data = stream.read(CHUNK)
     while data:
-        unpacker, parts = zlib.decompressobj(GZIP), []
+        unpacker, held, before = zlib.decompressobj(GZIP), b"", number
         try:
             while data and not unpacker.eof:
-                parts.append(unpacker.decompress(data))
-                data = unpacker.unused_data or stream.read(CHUNK)
+                held += unpacker.decompress(data, PIECE)
+                data = unpacker.unconsumed_tail or unpacker.unused_data or stream.read(CHUNK)
+                whole = held.rfind(b"\n", 0, -1) + 1 if len(held) > PIECE else 0
+                for line in io.BytesIO(held[:whole]):
+                    number += 1
+                    yield number, line, end
+                held = held[whole:]
         except zlib.error:
             data = b""
         if not unpacker.eof:
             stream.seek(end)
-            if not _torn(stream.read()):
+            rest = b"" if number > before else stream.read()
+            if torn and (number > before or rest.strip(b"\0")):
+                raise ResetError(f"{path} is cut off or damaged after byte {end}; restore it")
+            if number > before or not _torn(rest):
                 raise ResetError(f"{path} is damaged at byte {end}; restore it or choose another -o")
             return
         end = stream.tell() - len(data)
-        for line in b"".join(parts).removesuffix(b"\n").split(b"\n"):
+        for line in io.BytesIO(held):
             number += 1
-            yield number, line + b"\n", end
+            yield number, line.removesuffix(b"\n") + b"\n", end
 
 
 def _torn(rest: bytes) -> bool:
-    """Whether what cannot be read is a last member, cut off: no whole member follows it."""
-    if rest.strip(b"\0") and not rest.startswith(MAGIC[: len(rest.rstrip(b"\0"))]):
+    """Whether what cannot be read is what a kill leaves of a member of ours: the beginning of one line's, perhaps with
+    zeros after it, and no whole member follows."""
+    try:
+        text = zlib.decompressobj(GZIP).decompress(rest.rstrip(b"\0"))
+    except zlib.error:
+        return False
+    if b"\n" in text[:-1]:
         return False
     place = rest.find(MAGIC, 1)
     while place > 0:
