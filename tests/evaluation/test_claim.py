@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,25 @@ def test_a_lock_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch) -> None:
     with pytest.raises(ResetError, match="another process"):
         Claim(tmp_path / "run")
     second.release(undo=True)
+
+
+def test_folders_removed_meanwhile_are_made_anew(tmp_path, monkeypatch) -> None:
+    """By a call that takes its own back; where it never works, the error says what is wrong."""
+    plain, calls = Path.mkdir, []
+
+    def mkdir(self, *args, **more):
+        calls.append(self)
+        if len(calls) < often:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        plain(self, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    often = 3
+    Claim(tmp_path / "a/run").release(undo=True)
+    assert len(calls) >= 3 and not list(tmp_path.iterdir())
+    often = 10**6
+    with pytest.raises(ResetError, match="cannot write .* No such file"):
+        Claim(tmp_path / "a/run")
 
 
 @pytest.mark.parametrize("name", ["loop", "x" * 300, "file", "file/run"])

@@ -17,7 +17,7 @@ from resetcli.base.errors import ResetError
 LOCK = "run.lock"
 
 ATTEMPTS = 100
-"""How often a lock file that vanished meanwhile is tried again."""
+"""How often a lock file or a folder that vanished meanwhile is tried again."""
 
 
 class Claim:
@@ -35,10 +35,14 @@ class Claim:
         try:
             if path.exists() and not path.is_dir():
                 raise ResetError(f"output {path} is a file; choose another name with -o")
+            why: OSError = BlockingIOError()
             for _ in range(ATTEMPTS):
-                if self._take():
-                    return
-            raise BlockingIOError
+                try:
+                    if self._take():
+                        return
+                except FileNotFoundError as exc:
+                    why = exc  # folder or lock went with their holder's call
+            raise why
         except BlockingIOError as exc:
             raise ResetError(
                 f"run {path} is being written by another process; wait for it, or choose another -o"
@@ -48,6 +52,7 @@ class Claim:
             raise ResetError(f"cannot write {path}: {exc.strerror or exc}; choose another folder with -o") from exc
 
     def _take(self) -> bool:
+        """Whether the lock is held now; FileNotFoundError too says that somebody removed what it needs."""
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._folders += [folder for folder in missing if folder not in self._folders]
         self.path.mkdir(parents=True, exist_ok=True)
@@ -56,13 +61,8 @@ class Claim:
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             made = True
         except FileExistsError:
+            handle = os.open(lock, os.O_RDWR)
             made = False
-            try:
-                handle = os.open(lock, os.O_RDWR)
-            except FileNotFoundError:
-                return False
-        except FileNotFoundError:
-            return False
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
