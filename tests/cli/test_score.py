@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pytest
+from simulated_runs import write_run
+
+from resetcli.base.reporting import CollectingReporter
+from resetcli.cli.score import score
+from resetcli.evaluation.runs import read_samples
+
 LINES = [
     {"text": "so \\boxed{033}", "target": "33"},
     {"text": "so maybe 33 é", "target": "33", "finish_reason": "length"},
@@ -40,6 +48,32 @@ def test_a_run(reset, tiny_checkpoint, tmp_path) -> None:
     assert ran.code == 0 and len(ran.out.splitlines()) == 2 and "has the new scores" in ran.err
     assert "limited to the first 2 documents of a task" in ran.err
     assert "is finished" in reset("eval", tiny_checkpoint, *own, "-o", "run").err
+
+
+class Gone:
+    """Standard output whose reader has gone, as ``head`` does after its lines."""
+
+    def __init__(self, **options):
+        self.reporter, self.unicode = CollectingReporter(), True
+        outputs.append(self)
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+outputs: list[Gone] = []
+
+
+def test_an_update_does_not_wait_for_a_reader(tmp_path, monkeypatch) -> None:
+    run = write_run(tmp_path / "run", {"aime": np.ones((2, 1))})
+    path, header = run / "samples.jsonl", json.loads((run / "run.json").read_text())
+    path.write_text(path.read_text().replace("a text", "<x>so</x> \\\\boxed{2}"))
+    (run / "run.json").write_text(json.dumps({**header, "alt_answers": {}}))
+    monkeypatch.setattr("resetcli.cli.score.Output", Gone)
+    with pytest.raises(BrokenPipeError):
+        score(target=run, update=True, thought_start="<x>", thought_end="</x>")
+    assert [(s["answer"], s["why"]) for s in read_samples(run)] == [("2", "wrong")] * 2
+    assert any(f"`reset eval` with them goes on with -o {run}" in line for line in outputs[-1].reporter.infos)
 
 
 def test_calls_that_will_not_do(reset, tmp_path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 
 import pytest
+from double_runs import made, spoil
 from evaluation_double import FIXED, SeededEngine
 
 from resetcli.base.errors import ResetError, UsageError
@@ -17,28 +18,10 @@ from resetcli.evaluation.rescore import rescore_file, rescore_run
 from resetcli.evaluation.runs import read_samples
 
 
-def made(tokenizer, source, path, **options):
-    options = {"model": "double", "fingerprint": "f" * 64, "max_new_tokens": 20, "repeats": 2, **options}
-    return run_eval(
-        lambda: SeededEngine(tokenizer), options.pop("tasks", "aime,gpqa"), source, FIXED, output=path, **options
-    )
-
-
 @pytest.fixture()
 def run(tiny_tokenizer, source, tmp_path):
     made(tiny_tokenizer, source, tmp_path / "run")
     return tmp_path / "run"
-
-
-def spoil(run, number=0):
-    """A right sample of the run made wrong, as by a scorer with a fault; its line's index and key."""
-    path = run / "samples.jsonl"
-    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    at = [i for i, line in enumerate(lines) if line["why"] == "correct"][number]
-    before = {k: lines[at][k] for k in ("answer", "score", "why")}
-    lines[at].update(answer="nonsense", score=0, why="wrong")
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return at, {k: lines[at][k] for k in ("task", "doc_id", "repeat")}, before
 
 
 def no_data(tmp_path):
@@ -85,33 +68,12 @@ def test_what_changes_is_listed_and_update_puts_it_in(run, tmp_path) -> None:
     assert "results_lm-eval.json" not in os.listdir(run)
 
 
-def test_an_updated_run_goes_on(tiny_tokenizer, source, run, tmp_path) -> None:
-    spoil(run)
-    rescore_run(run).update()
-    again = made(tiny_tokenizer, source, run)
-    assert again["finished_before"] and again["exit_code"] == 0
-
-
 def test_one_task_of_a_run(run) -> None:
     spoil(run)
     found = rescore_run(run, task="gpqa")
     assert list(found.tasks) == ["gpqa"] and not found.changed and len(list(found.lines())) == 6
     with pytest.raises(UsageError, match="has no task math500"):
         rescore_run(run, task="math500")
-
-
-def test_other_markers_change_what_is_read(tiny_tokenizer, source, tmp_path) -> None:
-    made(tiny_tokenizer, source, tmp_path / "run", tasks="own", limit=5)
-    found = rescore_run(tmp_path / "run", markers=("So", "</So>"))
-    assert found.changed and all(entry["after"]["why"] != "correct" for entry in found.changed)
-    before = json.loads((tmp_path / "run/results.json").read_text())["results"]["own"]["avg@k"]
-    with pytest.raises(UsageError, match="leave --task out"):
-        rescore_run(tmp_path / "run", task="own", markers=("So", "</So>")).update()
-    found.update()
-    again = made(tiny_tokenizer, source, tmp_path / "run", tasks="own", limit=5, think_markers=("So", "</So>"))
-    assert again["finished_before"] and again["results"]["own"]["avg@k"] == 0 < before
-    with pytest.raises(ResetError, match="think_markers"):
-        made(tiny_tokenizer, source, tmp_path / "run", tasks="own", limit=5)
 
 
 def test_a_thought_that_the_prompt_opened(run) -> None:

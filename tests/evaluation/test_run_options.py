@@ -41,6 +41,8 @@ def test_documents_by_id(tiny_tokenizer, source, tmp_path) -> None:
     assert found["doc_ids"] == sorted(named) and found["limit"] is None and found["results"]["aime"]["n"] == 2
     assert found["results"]["gpqa"]["limited"] is True and found["n-samples"]["gpqa"]["effective"] == 1
     assert json.loads((tmp_path / "some/run.json").read_text())["limited"] is True
+    theirs = json.loads((tmp_path / "some/results_lm-eval.json").read_text())["config"]
+    assert theirs["doc_ids"] == sorted(named) and theirs["limited"] is True and theirs["limit"] is None
     from resetcli.cli.eval import render
 
     assert "limited to the documents 2022-I-4, 2023-I-2, rec1: not comparable with full runs" in render(report)
@@ -70,7 +72,8 @@ def test_repeats_raised_later_add_what_is_missing(tiny_tokenizer, source, tmp_pa
     run(engine, source, tmp_path / "run", repeats=2, limit=3, packed=packed)
     with pytest.raises(KeyboardInterrupt):
         run(SeededEngine(tiny_tokenizer, die_after=4, batch=2), source, tmp_path / "run", repeats=4, limit=3)
-    assert not (tmp_path / "run/results.json").exists()  # two repeats' results no longer stand for the samples
+    # Two repeats' results, and what was made of them, no longer stand for the samples.
+    assert not {"results.json", "report.html", "results_lm-eval.json"} & {p.name for p in (tmp_path / "run").iterdir()}
     more = SeededEngine(tiny_tokenizer)
     report = run(more, source, tmp_path / "run", repeats=4, limit=3)
     assert len(engine.requests) == 12 and len(more.requests) == 24 - 12 - 4

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -156,6 +158,8 @@ def test_failed_samples_are_forgotten_in_one_step(tmp_path) -> None:
         for i in range(4):
             folder.add({**sample(i), "finish_reason": "error" if i % 2 else "stop"})
         folder.finish({"a": 1})
+    for name in ("report.html", "results_lm-eval.json"):
+        (tmp_path / "run" / name).write_text("of these results")
     path = tmp_path / "run/samples.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     with RunFolder(tmp_path / "run", SETTINGS) as folder:
@@ -166,6 +170,64 @@ def test_failed_samples_are_forgotten_in_one_step(tmp_path) -> None:
         folder.add(sample(1))
     assert sorted(os.listdir(tmp_path / "run")) == ["run.json", "run.lock", "samples.jsonl"]
     assert len(list(read_samples(tmp_path / "run"))) == 3
+
+
+def test_a_sample_after_failed_ones_were_forgotten_is_in_the_file(tmp_path) -> None:
+    """The file that was open has lost its name by then."""
+    with RunFolder(tmp_path / "run", SETTINGS) as folder:
+        folder.begin({"run": 1})
+        folder.add({**sample(0), "finish_reason": "error"})
+        folder.forget_failed()
+        folder.add(sample(1))
+    assert [s["doc_id"] for s in read_samples(tmp_path / "run")] == ["d1"]
+
+
+def test_no_room_for_the_first_sample_leaves_nothing(tmp_path, monkeypatch) -> None:
+    plain = os.fsync
+
+    def full(handle):
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("samples.jsonl"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResetError, match="No space left"):
+        begun(tmp_path / "run", 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_names_are_flushed_to_the_disk(tmp_path, monkeypatch) -> None:
+    """A power cut may lose a folder's entry of a file whose data is there."""
+    plain, flushed = os.fsync, []
+
+    def noted(handle):
+        flushed.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        plain(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with RunFolder(tmp_path / "run", SETTINGS) as folder:
+        folder.begin({"run": 1})
+        del flushed[:]
+        folder.add({**sample(0), "finish_reason": "error"})
+        folder.add(sample(1))
+        assert flushed == ["run", "samples.jsonl", "samples.jsonl"]
+        folder.forget_failed()
+        assert flushed[3:] == [".tmp-samples.jsonl", "run"]
+
+
+def test_a_folder_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch) -> None:
+    """Another call, of which nothing came, takes it back."""
+    (tmp_path / "run").mkdir()
+    plain = Path.iterdir
+
+    def vanishing(self):
+        if self == tmp_path / "run" and not (self / "run.lock").exists():
+            self.rmdir()
+        return iter(list(plain(self)))
+
+    monkeypatch.setattr(Path, "iterdir", vanishing)
+    begun(tmp_path / "run", 1)
+    assert len(list(read_samples(tmp_path / "run"))) == 1
 
 
 def test_killed_before_the_first_record(tmp_path) -> None:

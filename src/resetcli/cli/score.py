@@ -81,8 +81,13 @@ def score(
         )
     summary = found.summary()
     limited = getattr(found, "limited", "")
-    if update and found.markers is not None and task is not None:
-        raise UsageError("--update with other thought markers takes all tasks of a run; leave --task out")
+    if update:
+        # Before anything is written to a reader that may go away.
+        found.update(out.reporter)
+        out.reporter.info(f"run {path} has the new scores")
+        if found.markers is not None:
+            markers = " and ".join(found.markers)
+            out.reporter.info(f"its thought markers are {markers} now; `reset eval` with them goes on with -o {path}")
     if json:
         rest = {"changed": found.changed, "tasks": summary, "limited": bool(limited)}
         write_document(out.write, found, rest, ascii_only=not out.unicode)
@@ -92,9 +97,6 @@ def score(
     out.reporter.info(render(summary, found.changed))
     if limited:
         out.reporter.info(f"the run is limited to {limited}: not comparable with full runs")
-    if update:
-        found.update(out.reporter)
-        out.reporter.info(f"run {path} has the new scores")
 
 
 def _exists(path: Path) -> bool:

@@ -199,10 +199,13 @@ def _warnings(runs: Sequence[StoredRun]) -> list[str]:
         for task, table in run.tables.items():
             if n := int(table.failed.sum()):
                 found.append(f"{run.name}, {task}: {n} samples failed (logits not finite) and score 0")
-    made = [run.header.get("conditions", {}).get("versions", {}).get("resetcli") for run in runs]
-    if any(version != made[0] for version in made):
-        each = (f"{version} ({run.name})" for version, run in zip(made, runs, strict=True))
-        found.append(f"the runs were scored by other versions: {', '.join(each)}; `score` judges each by this one")
+    by = [run.scored_by for run in runs]
+    if any(version != by[0] for version in by):
+        each = (f"{version} ({run.name})" for version, run in zip(by, runs, strict=True))
+        found.append(
+            f"the runs were scored by other versions: {', '.join(each)}; `score RUN --update` puts this one's scores "
+            "into each"
+        )
     for key in SAME_FOR_FAIRNESS:
         values = [run.header["settings"].get(key) for run in runs]
         if any(value != values[0] for value in values):

@@ -43,17 +43,6 @@ class SampleIndex(Mapping[Key, dict[str, Any]]):
     def _share(self, value: Any) -> Any:
         return self._shared.setdefault(value, value) if isinstance(value, str) else value
 
-    def discard_failed(self) -> None:
-        """Forget the samples that failed."""
-        failed: list[Key] = [key for key in self if self[key]["finish_reason"] == "error"]
-        for task, doc_id, repeat in failed:
-            documents = self._tasks[task]
-            del documents[doc_id][repeat]
-            if not documents[doc_id]:
-                del documents[doc_id]
-        self._count -= len(failed)
-        self.failed = 0
-
     def __getitem__(self, key: Key) -> dict[str, Any]:
         task, doc_id, repeat = key
         return _record(task, doc_id, repeat, self._tasks[task][doc_id][repeat])

@@ -16,8 +16,7 @@ from typing import Any
 from resetcli.base.errors import ResetError
 from resetcli.base.files import write_text
 from resetcli.base.reporting import Reporter
-
-LM_EVAL_RESULTS = "results_lm-eval.json"
+from resetcli.evaluation.runs import LM_EVAL_RESULTS, REPORT
 
 
 def write_lm_eval_results(
@@ -50,6 +49,8 @@ def write_lm_eval_results(
             "batch_size": run["conditions"]["batch_size"],
             "device": run["engine"]["device"],
             "limit": run["settings"]["limit"],
+            "doc_ids": run["settings"].get("doc_ids"),
+            "limited": run["limited"],
             "random_seed": run["seed"],
         },
         "date": time.time(),
@@ -77,7 +78,7 @@ def publish(
 
 def publish_report(folder: Path, reporter: Reporter, *, missing_only: bool = False) -> None:
     """Write ``report.html``, with ``missing_only`` where there is none; a warning if it cannot be written."""
-    from resetcli.evaluation.report.write import REPORT, write_report
+    from resetcli.evaluation.report.write import write_report
 
     if missing_only and (Path(folder) / REPORT).exists():
         return

@@ -8,6 +8,7 @@ nothing is printed before all is known to be well. A run is left as it is, unles
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from resetcli.data.livecodebench import Selection
 from resetcli.engines.prompting import opens_thought
 from resetcli.evaluation.code.permission import tell
 from resetcli.evaluation.judge import Judge
-from resetcli.evaluation.runs import RUN, read_samples
+from resetcli.evaluation.runs import RESCORING, RUN, read_samples
 from resetcli.evaluation.samples import read_lines
 from resetcli.evaluation.scoring.score import Score
 from resetcli.evaluation.selection import Selection as Documents
@@ -53,7 +54,7 @@ class Rescored:
         self.tasks.setdefault(task, Counter()).update(["samples", score.why])
         before = {key: line[key] for key in VERDICT if key in line}
         if before and any(value != getattr(score, key) for key, value in before.items()):
-            self.changed.append({**place, "before": before, "after": _verdict(score)})
+            self.changed.append({**place, "before": before, "after": verdict(score)})
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """By task: {"samples", "correct", "wrong", "unparsed", "truncated", "mean"}, counts and the mean score."""
@@ -64,20 +65,29 @@ class Rescored:
         }
 
 
+@dataclass
 class RescoredRun(Rescored):
-    """A run's samples scored again. ``limited``: to which documents, in words, if not to all. ``markers``: other than
-    the run's, what opened and closed a thought; ``task``: the only one that was scored."""
+    """A run's samples scored again. ``marks``: of each line, which sample it is. ``limited``: to which documents, in
+    words, if not to all. ``markers``: what opened and closed a thought, if an update is to put that into the run;
+    ``task``: the only one that was scored."""
 
+    marks: array[int] = field(default_factory=lambda: array("q"), repr=False)
     limited: str = ""
     markers: tuple[str, str] | None = None
     task: str | None = None
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The scored lines with their new verdicts, one at a time; texts and prompts stay in the run."""
-        # Not strict: a run that is being made has more lines by now.
-        for score, sample in zip(self.scores, read_samples(self.path), strict=False):
+        """The scored lines with their new verdicts, one at a time; texts and prompts stay in the run.
+
+        Raises:
+            ResetError: other samples stand there by now (more of them may).
+        """
+        samples = read_samples(self.path)
+        for score, marked in zip(self.scores, self.marks, strict=True):
+            if (sample := next(samples, None)) is None or mark(sample) != marked:
+                raise written_to(self.path)
             if score is not None:
-                yield {**{k: v for k, v in sample.items() if k not in ("text", "prompt")}, **_verdict(score)}
+                yield {**{k: v for k, v in sample.items() if k not in ("text", "prompt")}, **verdict(score)}
 
     def update(self, reporter: Reporter | None = None) -> None:
         """Put the new verdicts into the run, with the markers they were made with, and make its results again.
@@ -90,7 +100,7 @@ class RescoredRun(Rescored):
 
         if self.markers is not None and self.task is not None:
             raise UsageError("--update with other thought markers takes all tasks of a run; leave --task out")
-        update_run(self.path, self.scores, self.markers, reporter or Reporter())
+        update_run(self, reporter or Reporter())
 
 
 class RescoredFile(Rescored):
@@ -100,11 +110,22 @@ class RescoredFile(Rescored):
         """The lines with their verdicts, one at a time."""
         for (_, line), score in zip(_outputs(self.path), self.scores, strict=True):
             assert score is not None
-            yield {**line, **_verdict(score)}
+            yield {**line, **verdict(score)}
 
 
-def _verdict(score: Score) -> dict[str, Any]:
+def verdict(score: Score) -> dict[str, Any]:
+    """As a sample holds it."""
     return {"answer": score.answer, "score": score.score, "why": score.why}
+
+
+def mark(sample: Mapping[str, Any]) -> int:
+    """Which sample it is, with which text: the same within this process, so that a file that changed is seen."""
+    return hash(tuple(sample[key] for key in ("task", "doc_id", "repeat", "text", "finish_reason")))
+
+
+def written_to(path: Path) -> ResetError:
+    """The error that the run's samples are no longer those that were scored."""
+    return ResetError(f"run {path} was written to while it was scored; score it again")
 
 
 def rescore_run(
@@ -144,10 +165,11 @@ def rescore_run(
     tell({s.name: list(docs[s.name].values()) for s in specs if s.kind == "code"}, reporter)
     found, prompts = RescoredRun(Path(path)), True
     used = (judge.markers.open, judge.markers.close)
-    found.markers, found.task = (used if list(used) != list(kept) else None), task
+    found.markers, found.task = (used if list(used) != kept or header.get(RESCORING) else None), task
     named = header["settings"].get("doc_ids")
     found.limited = Documents(header["settings"].get("limit"), tuple(named) if named else None).words
     for sample in read_samples(path):
+        found.marks.append(mark(sample))
         name, doc_id = sample["task"], sample["doc_id"]
         if name not in docs:
             if name not in names:
@@ -175,7 +197,7 @@ def _header(path: Path) -> dict[str, Any]:
     if (
         not isinstance(header, dict)
         or any(not isinstance(header.get(key), dict) for key in sections)
-        or any(not isinstance(header.get(key, {}), dict) for key in parts)
+        or any(not isinstance(part, dict) for part in (*header["tasks"].values(), *(header.get(k, {}) for k in parts)))
         or not isinstance(others := header.get("alt_answers") or {}, dict)
         or not all(isinstance(answers, dict) for answers in others.values())
         or not _texts(header["settings"].get("think_markers"), 2)

@@ -23,11 +23,16 @@ from resetcli.base.errors import ResetError
 from resetcli.base.files import read_json, write_json
 from resetcli.evaluation.claim import LOCK, Claim
 from resetcli.evaluation.index import SampleIndex
-from resetcli.evaluation.lines import append, encode_line, whole_lines
+from resetcli.evaluation.lines import append, encode_line, sync_folder, whole_lines
 from resetcli.evaluation.samples import REMEDY, SAMPLE_KEYS, Asked, parse_sample, read_lines
 
 RUN, SAMPLES, RESULTS = "run.json", "samples.jsonl", "results.json"
 PACKED = f"{SAMPLES}.gz"
+REPORT, LM_EVAL_RESULTS = "report.html", "results_lm-eval.json"
+"""Made of the results (see `published`); they go when these go."""
+
+RESCORING = "rescoring"
+"""In ``run.json`` while new verdicts go in: some may be by the former markers, some by those that stand there."""
 
 
 def settings_hash(settings: dict[str, Any]) -> str:
@@ -64,6 +69,7 @@ class RunFolder:
         asked: the samples that the run asks for; None takes any with the right types.
         repeats: of each document; may be raised between sittings.
         packed: a new run keeps its samples in a gzip file; a run that has samples keeps the file it has.
+        rescoring: new verdicts are to go in, so a run in which that was broken off will do.
 
     Raises:
         ResetError: not a run's folder, another writer, other settings (named), fewer repeats than before, a damaged
@@ -78,6 +84,7 @@ class RunFolder:
         *,
         repeats: int | None = None,
         packed: bool = False,
+        rescoring: bool = False,
     ):
         self.path = Path(path)
         self.settings = json.loads(json.dumps(settings))
@@ -91,6 +98,8 @@ class RunFolder:
         try:
             self.header = self._read_header()
             if self.header is not None:
+                if not rescoring:
+                    refuse_half_scored(self.path, self.header)
                 self.check("settings", self.settings)
                 if repeats is not None and (before := repeats_of(self.header)) is not None and before > repeats:
                     self._refuse([f"repeats ({before}, now {repeats}: they can be raised only)"])
@@ -108,11 +117,10 @@ class RunFolder:
 
     def close(self, *, failed: bool = False) -> None:
         """Release the file and the lock. A run that ``failed`` without a sample on the disk is taken back."""
-        if self._out is not None:
-            os.close(self._out)
-            self._out = None
-        if failed and self._begun and not self.file.exists():
+        self._close_file()
+        if failed and self._begun and not (self.file.exists() and self.file.stat().st_size):
             with contextlib.suppress(OSError):
+                self.file.unlink(missing_ok=True)
                 (self.path / RUN).unlink()
         self._claim.release(undo=not (self.path / RUN).exists())
 
@@ -121,6 +129,8 @@ class RunFolder:
         try:
             begun = (self.path / RUN).exists()
             found = [p.name for p in self.path.iterdir()] if not begun and self.path.is_dir() else []
+        except FileNotFoundError:
+            return None  # it was there a moment ago: another call took it back
         except OSError as exc:
             raise ResetError(f"cannot read {self.path}: {exc.strerror or exc}; choose another with -o") from exc
         if any(name != LOCK and not name.startswith(".tmp-") for name in found):
@@ -157,18 +167,32 @@ class RunFolder:
         self._begun = True
         write_json(self.path / RUN, self.header)
 
+    def amend(self, header: dict[str, Any]) -> None:
+        """Put ``header`` in the place of ``run.json``."""
+        write_json(self.path / RUN, header)
+        self.header = header
+
+    def drop_results(self) -> None:
+        """Remove ``results.json`` and what was made of it.
+
+        Raises:
+            ResetError: the file system refuses.
+        """
+        for path in (self.path / name for name in (REPORT, LM_EVAL_RESULTS, RESULTS)):
+            try:
+                if path.name == RESULTS or not path.is_dir():
+                    path.unlink(missing_ok=True)
+            except OSError as exc:
+                raise ResetError(f"cannot remove {path}: {exc.strerror or exc}; choose another -o") from exc
+
     def raise_repeats(self) -> None:
         """Put a larger number of repeats into ``run.json``; results of the smaller one go."""
         assert self.header is not None
         if self.repeats is None or repeats_of(self.header) == self.repeats:
             return
-        try:
-            (self.path / RESULTS).unlink(missing_ok=True)
-        except OSError as exc:
-            raise ResetError(f"cannot remove {self.path / RESULTS}: {exc.strerror or exc}; choose another -o") from exc
+        self.drop_results()
         settings = {k: v for k, v in self.header["settings"].items() if k != "repeats"}
-        self.header = {**self.header, "repeats": self.repeats, "settings": settings}
-        write_json(self.path / RUN, self.header)
+        self.amend({**self.header, "repeats": self.repeats, "settings": settings})
 
     def _load_samples(self) -> None:
         path = self.file
@@ -194,37 +218,49 @@ class RunFolder:
         return self.samples.failed
 
     def forget_failed(self) -> None:
-        """Take failed samples out of the file, in one step, and with them the results: they are to be made again.
+        """Take failed samples out of the file, in one step, and with them the results: all are to be made again.
 
         Raises:
             ResetError: the disk is full or failing; the file is as it was.
         """
         if not self.failed:
             return
-        self.rewrite(lambda sample: None if sample["finish_reason"] == "error" else sample)
-        self.samples.discard_failed()
+        self.rewrite(lambda sample: None if sample["finish_reason"] == "error" else sample, self.drop_results)
 
-    def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-        """Put ``change(sample)`` in the place of each line, nothing where that is None, in one step; results go.
+    def rewrite(self, change: Callable[[dict[str, Any]], dict[str, Any] | None], ready: Callable[[], None]) -> None:
+        """Put ``change(sample)`` in the place of each line, nothing where that is None, in one step.
+
+        Args:
+            ready: called when the new file is whole, just before it takes the old one's place.
 
         Raises:
-            ResetError: the disk is full or failing; the file is as it was.
+            ResetError: the disk is full or failing; the file is as it was. So it is if ``change`` or ``ready`` raises.
         """
         scratch = self.path / f".tmp-{self.file.name}"
+        samples = SampleIndex()
         try:
-            (self.path / RESULTS).unlink(missing_ok=True)
             with open(scratch, "wb") as stream:
                 for number, line in read_lines(self.file):
                     sample = parse_sample(line, self.file, number)
                     if (changed := change(sample)) is not None:
                         stream.write(encode_line(line if changed is sample else _line(changed), self.file))
+                        samples.add(changed)
                 stream.flush()
                 os.fsync(stream.fileno())
+            ready()
+            self._close_file()
             os.replace(scratch, self.file)
+            self.samples = samples
+            sync_folder(self.path)
         except OSError as exc:
             raise self._full(exc) from exc
         finally:
             scratch.unlink(missing_ok=True)
+
+    def _close_file(self) -> None:
+        if self._out is not None:
+            os.close(self._out)
+            self._out = None
 
     def _full(self, exc: OSError) -> ResetError:
         return ResetError(f"cannot write {self.file}: {exc.strerror or exc}; free space, and the same command goes on")
@@ -248,6 +284,7 @@ class RunFolder:
         try:
             if self._out is None:
                 self._out = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                sync_folder(self.path)
             append(self._out, data)
         except OSError as exc:
             raise self._full(exc) from exc
@@ -285,6 +322,18 @@ def repeats_of(header: dict[str, Any]) -> int | None:
     """Repeats of a run, from its ``run.json``."""
     repeats = header.get("repeats", header["settings"].get("repeats"))
     return repeats if isinstance(repeats, int) else None
+
+
+def refuse_half_scored(path: Path, header: dict[str, Any]) -> None:
+    """
+    Raises:
+        ResetError: new verdicts were being put into the run when that was broken off.
+    """
+    if header.get(RESCORING):
+        raise ResetError(
+            f"run {path} may have verdicts by two pairs of thought markers, for an update was broken off; "
+            f"`reset score {path} --update` finishes it"
+        )
 
 
 def sample_file(folder: Path) -> Path | None:

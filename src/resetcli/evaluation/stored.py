@@ -11,7 +11,7 @@ from resetcli.base.errors import ResetError, UsageError
 from resetcli.base.files import read_json
 from resetcli.base.reporting import Reporter
 from resetcli.evaluation.columns import Columns, ScoreTable
-from resetcli.evaluation.runs import RESULTS, RUN, read_samples, repeats_of
+from resetcli.evaluation.runs import RESULTS, RUN, read_samples, refuse_half_scored, repeats_of
 from resetcli.evaluation.samples import score_fault
 from resetcli.evaluation.tasks import TASKS
 
@@ -38,6 +38,11 @@ class StoredRun:
     def limited(self) -> bool:
         return bool(self.header.get("limited"))
 
+    @property
+    def scored_by(self) -> Any:
+        """The version of resetcli that scored its samples: the one that began it, or that scored it again."""
+        return self.header.get("scored_by", self.header.get("conditions", {}).get("versions", {}).get("resetcli"))
+
     def task(self, name: str) -> dict[str, Any]:
         """Version, SHA-256 of the data and number of documents, as run.json has them."""
         return self.header["tasks"][name]
@@ -62,6 +67,7 @@ def open_run(path: Path, *, tasks: list[str] | None = None, reporter: Reporter |
     header = read_json(path / RUN)
     if not _whole(header):
         raise ResetError(f"{path / RUN} is not the record of a run; restore it or evaluate again")
+    refuse_half_scored(path, header)
     wanted = [name for name in header["tasks"] if tasks is None or name in tasks]
     if unknown := [name for name in wanted if name not in TASKS]:
         raise ResetError(f"run {path} has tasks that this version does not know: {', '.join(unknown)}; use --tasks")

@@ -24,11 +24,9 @@ from resetcli.base.reporting import Reporter
 from resetcli.evaluation.report import page
 from resetcli.evaluation.report.steps import StepTrace, read_steps
 from resetcli.evaluation.report.summary import MAX_CHARACTERS, MAX_SAMPLES, Summary, summarize
-from resetcli.evaluation.runs import RESULTS, RUN, read_samples
+from resetcli.evaluation.runs import REPORT, RESULTS, RUN, read_samples
 from resetcli.evaluation.scoring.extraction import ThoughtMarkers
 from resetcli.evaluation.traces import trace_path
-
-REPORT = "report.html"
 
 
 def write_report(
