@@ -325,9 +325,10 @@ def repeats_of(header: dict[str, Any]) -> int | None:
 
 
 def refuse_half_scored(path: Path, header: dict[str, Any]) -> None:
-    """
+    """Refuse a run whose verdicts may be of two kinds.
+
     Raises:
-        ResetError: new verdicts were being put into the run when that was broken off.
+        ResetError: new ones were being put into it when that was broken off.
     """
     if header.get(RESCORING):
         raise ResetError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -174,12 +175,57 @@ def test_large_runs_are_cut_and_say_so(run, tmp_path) -> None:
     page = Page(path.read_text())
     assert path.stat().st_size < 450_000 and len(page.samples) == 50
     assert [doc for _, doc, why, _ in page.samples if why == "wrong"] == ["2022-I-7", "2022-I-1007", "2022-I-2007"]
-    assert (
-        "50 of 3000 samples, shared evenly" in page.text and "The 50 longest texts are cut in the middle" in page.text
+    assert "50 of 3000 samples, shared evenly" in page.text and re.search(
+        r"Of 50 the prompt or the text has over \d+ characters and is cut in the middle", page.text
     )
     assert "wrong (3)" in page.text and not list(tmp_path.glob(".tmp-*"))
     with pytest.raises(ResetError, match="no such file|cannot read|No such file"):
         write_report(tmp_path / "nowhere")
+
+
+def test_long_prompts_are_whole_where_there_is_room(run, tmp_path) -> None:
+    for name in ("run.json", "results.json"):
+        shutil.copy(run / name, tmp_path / name)
+    prompt = "Q" * 9000 + "the end"
+    (tmp_path / "samples.jsonl").write_text(
+        "".join(
+            json.dumps({**s, "prompt": prompt[:4000] + s["doc_id"] + prompt[4000:]}) + "\n" for s in read_samples(run)
+        )
+    )
+    text = write_report(tmp_path).read_text()
+    assert "left out" not in text and text.count("the end") == 21 and "is cut" not in text
+    assert "left out; line" in write_report(tmp_path, characters=100_000).read_text()
+
+
+def test_a_page_of_a_gzip_run_names_its_file(tiny_tokenizer, run, tmp_path) -> None:
+    evaluate(SeededEngine(tiny_tokenizer), run.parent / "data", tmp_path / "run", limit=1, packed=True)
+    text = (tmp_path / "run/report.html").read_text()
+    assert "line 1 of samples.jsonl.gz" in text and "samples.jsonl<" not in text
+    text = write_report(tmp_path / "run", most=2).read_text()
+    assert "All are in samples.jsonl.gz." in text
+
+
+def test_what_was_put_into_results_is_escaped(run, tmp_path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    results = json.loads((run / "results.json").read_text())
+    results["results"]["aime"] |= {"n": "<img src=x>", "repeats": "<img src=y>"}
+    results["results"]["wikitext"] |= {"n": "<img src=z>", "tokens": "<img src=t>"}
+    (tmp_path / "run/results.json").write_text(json.dumps(results))
+    page = Page(write_report(tmp_path / "run").read_text())
+    assert "img" not in page.tags and all(f"<img src={name}>" in page.text for name in "xyzt")
+
+
+def test_a_damaged_trace_is_a_line_on_the_page(run, tmp_path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/traces").mkdir(exist_ok=True)
+    token = {"request": "aime/1/0", "text": "a", "entropy": math.nan, "boundary": True, "uncertain": False,
+             "temperature": 1.0}  # fmt: skip
+    policy = {"name": "reset", "tau_0": 0.5, "t_low": 0.1}
+    lines = ({"trace": 1, "policy": policy}, token)
+    (tmp_path / "run/traces/aime.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reporter = CollectingReporter()
+    text = write_report(tmp_path / "run", reporter=reporter).read_text()
+    assert "The trace cannot be read." in text and "is no entropy" in reporter.warnings[0]
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

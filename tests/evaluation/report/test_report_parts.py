@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import tracemalloc
@@ -17,8 +18,19 @@ from resetcli.evaluation.report.steps import Step, read_steps
 from resetcli.evaluation.report.summary import level, natural, share, summarize
 
 
-def sample(task="aime", doc="2022-I-1", repeat=0, why="wrong", tokens=10, text="x"):
-    return {"task": task, "doc_id": doc, "repeat": repeat, "why": why, "n_tokens": tokens, "text": text}
+def sample(task="aime", doc="2022-I-1", repeat=0, why="wrong", tokens=10, text="x", prompt="q"):
+    return {"task": task, "doc_id": doc, "repeat": repeat, "why": why, "n_tokens": tokens, "text": text,
+            "prompt": prompt}  # fmt: skip
+
+
+def test_prompts_count_and_are_whole_where_there_is_room() -> None:
+    lines = [sample(doc=f"{i}", text="y" * 10, prompt="q" * 5000) for i in range(10)]
+    found = summarize(lines, ["aime"], characters=60_000)
+    assert found.cap >= 5000 and found.cut == 0
+    found = summarize(lines, ["aime"], characters=30_100)
+    assert found.cap == 3000 and found.cut == 10
+    del lines[0]["prompt"]  # as earlier versions wrote
+    assert summarize(lines, ["aime"], characters=60_000).cut == 0
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(0, 200))
@@ -112,6 +124,16 @@ def test_steps_by_text_where_the_policy_knows_none(tmp_path, texts, starts) -> N
     assert found is not None and [s.tokens for s in found.steps] == lengths and found.steps[0].cooled is None
 
 
+@pytest.mark.parametrize(
+    ("entropy", "tau_0"),
+    [(math.nan, 0.5), (math.inf, 0.5), (10**400, 0.5), ("1", 0.5), ([], 0.5), (1.0, "x"), (1.0, math.nan), (1.0, {})],
+)
+def test_traces_whose_numbers_are_none(tmp_path, entropy, tau_0) -> None:
+    path = write_trace(tmp_path / "t", [("a", entropy, True, False, 1.0)], {"tau_0": tau_0})
+    with pytest.raises(ResetError, match="is not a trace"):
+        read_steps(path)
+
+
 def test_traces_that_tell_nothing(tmp_path) -> None:
     assert read_steps(write_trace(tmp_path / "t", [])) is None
     assert read_steps(write_trace(tmp_path / "t", [("a", None, None, None, None)])) is None
@@ -140,10 +162,13 @@ def test_many_steps_are_joined_by_tokens() -> None:
 def test_what_comes_from_outside_is_escaped() -> None:
     assert page.safe("<script>&\"'") == "&lt;script&gt;&amp;&quot;&#x27;"
     assert page.safe("a\x00b\x1b\n\u202e\ud800") == "a\u2400b\u241b\n[U+202E]?"
+    assert page.safe("\x85\x9b\u061c\u200f\xa0") == "[U+0085][U+009B][U+061C][U+200F]\xa0"
+    drawn, _ = figures.entropies([Step(1, 1.0, 0, 1, "<b>\u202e\x07\ud800")], 0.5)
+    assert "&lt;b&gt;[U+202E]\u2407?" in drawn
 
 
 def test_long_texts_lose_their_middle() -> None:
     text = "A" * 3000 + "B" * 3000
-    cut = page._cut(text, 1000, 7)
+    cut = page._cut(text, 1000, "line 7 of samples.jsonl.gz")
     assert cut.startswith("A" * 500 + "<span") and cut.endswith("</span>" + "B" * 500)
-    assert "5000 characters left out; line 7" in cut and page._cut(text, 6000, 7) == text
+    assert "5000 characters left out; line 7 of samples.jsonl.gz has them" in cut and page._cut(text, 6000, "") == text

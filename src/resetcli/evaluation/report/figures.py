@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 
+from resetcli.evaluation.report.safe import safe
 from resetcli.evaluation.report.steps import Step
 from resetcli.evaluation.report.summary import VERDICTS
 
@@ -83,7 +83,7 @@ def entropies(steps: Sequence[Step], tau_0: float | None) -> tuple[str, int]:
         tall = INNER_HEIGHT * column.entropy / top
         bar = _bar(kind, LEFT + i * step, _y(column.entropy, top), step, tall)
         text = f"\n{column.text[:80]}" if column.text.strip() else ""
-        parts.append(f"<g><title>{escape(said + text)}</title>{bar}</g>")
+        parts.append(f"<g><title>{safe(said + text)}</title>{bar}</g>")
     if tau_0 is not None:
         y = _y(tau_0, top)
         parts.append(f'<line class="rule" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
@@ -158,4 +158,4 @@ def _x_axis(low: float, high: float, name: str) -> str:
 
 def _svg(parts: Sequence[str], label: str) -> str:
     body = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{body}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{safe(label)}">{body}</svg>'

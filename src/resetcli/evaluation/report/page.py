@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from resetcli.engines.prompting import opens_thought
 from resetcli.evaluation.report import figures
+from resetcli.evaluation.report.safe import safe
 from resetcli.evaluation.report.steps import StepTrace
 from resetcli.evaluation.report.summary import VERDICTS, Summary
 from resetcli.evaluation.scoring.extraction import ThoughtMarkers, split_thought
@@ -16,16 +16,6 @@ from resetcli.evaluation.selection import Selection
 
 RUN_KEPT = 50_000
 """Characters of run.json on the page."""
-
-_VISIBLE = {i: chr(0x2400 + i) for i in range(32) if chr(i) not in "\n\t\r"} | {0x7F: "\u2421"}
-# Marks that reorder text could make a page show something else than the model wrote; lone surrogates are no UTF-8.
-_VISIBLE |= {i: f"[U+{i:04X}]" for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)}
-
-
-def safe(value: Any) -> str:
-    """``value`` as HTML text or attribute: escaped, control and reordering characters made visible."""
-    text = str(value).translate(_VISIBLE).encode("utf-8", "replace").decode("utf-8")
-    return escape(text, quote=True)
 
 
 def percent(value: Any) -> str:
@@ -93,13 +83,15 @@ def scores(results: Mapping[str, Any]) -> str:
         if "avg@k" in task:
             low, high = task["ci95"]
             scored.append([
-                safe(name), task["n"], task["repeats"], percent(task["avg@k"]), f"{percent(low)} to {percent(high)}",
+                safe(name), safe(task["n"]), safe(task["repeats"]), percent(task["avg@k"]),
+                f"{percent(low)} to {percent(high)}",
                 figures.interval(task["avg@k"], low, high), *(percent(task[k]) for k in SHARES),
                 number(task["tokens_mean"]), number((task.get("tokens_percentiles") or {}).get("50")),
             ])  # fmt: skip
         else:
             keys = ("word_perplexity", "byte_perplexity", "token_perplexity", "bits_per_byte")
-            texts.append([safe(name), task.get("n"), task.get("tokens"), *(number(task.get(k), ".4g") for k in keys)])
+            counts = (safe(task.get(key)) for key in ("n", "tokens"))
+            texts.append([safe(name), *counts, *(number(task.get(k), ".4g") for k in keys)])
     return "".join(_table(head, rows) for head, rows in ((SCORED, scored), (TEXTS, texts)) if rows)
 
 
@@ -157,8 +149,8 @@ def _key(kind: str, name: str) -> str:
     return f'<span class="named"><span class="key {kind}"></span>{name}</span>'
 
 
-def samples_note(summary: Summary) -> str:
-    """How many samples are listed and how they were chosen, where not all are, or not whole."""
+def samples_note(summary: Summary, file: str) -> str:
+    """How many samples of ``file`` are listed and how they were chosen, where not all are, or not whole."""
     if not summary.total:
         return "<p>This run has no samples with text.</p>"
     shown = len(summary.chosen)
@@ -167,10 +159,10 @@ def samples_note(summary: Summary) -> str:
     else:
         said = (
             f"{shown} of {summary.total} samples, shared evenly over tasks and their verdicts, first repeats first. "
-            "All are in samples.jsonl. Shares in this list are not those of the run."
+            f"All are in {file}. Shares in this list are not those of the run."
         )
     if summary.cut:
-        said += f" The {summary.cut} longest texts are cut in the middle, to {summary.cap} characters each."
+        said += f" Of {summary.cut} the prompt or the text has over {summary.cap} characters and is cut in the middle."
     return f'<p class="soft" id="note">{safe(said)}</p>'
 
 
@@ -188,8 +180,11 @@ def task_options(summary: Summary) -> str:
     return "".join(f'<option value="{safe(task)}">{safe(task)}</option>' for task in summary.lengths)
 
 
-def sample(record: Mapping[str, Any], line: int, markers: ThoughtMarkers, cap: int) -> str:
-    """One sample: verdict, answer and key, then its prompt and its thought folded, and what follows the thought."""
+def sample(record: Mapping[str, Any], place: str, markers: ThoughtMarkers, cap: int) -> str:
+    """One sample: verdict, answer and key, then its prompt and its thought folded, and what follows the thought.
+
+    ``place``: where it stands, for the reader. ``cap``: characters from which on a prompt or a text is cut.
+    """
     text, prompt = record["text"], record.get("prompt")
     opened = isinstance(prompt, str) and opens_thought(prompt, markers.open, markers.close)
     split = split_thought(text, markers, opened_in_prompt=opened)
@@ -204,29 +199,29 @@ def sample(record: Mapping[str, Any], line: int, markers: ThoughtMarkers, cap: i
         f'<article data-why="{safe(why)}" data-task="{safe(record["task"])}" data-doc="{safe(record["doc_id"])}">'
         f"<h3>{safe(record['task'])} {safe(record['doc_id'])}, repeat {record['repeat']}: {safe(why)}</h3>"
         f"<p>answer {answer}{key}</p>"
-        f'<p class="soft">{safe(", ".join(facts))}, line {line} of samples.jsonl</p>'
+        f'<p class="soft">{safe(", ".join(facts))}, {place}</p>'
     ]
     if isinstance(prompt, str):
-        body = _cut(prompt, cap, line)
+        body = _cut(prompt, cap, place)
         parts.append(f"<details><summary>prompt</summary><pre>{body}</pre></details>")
     if thought:
         state = ", never closed" if split.state == "open" else ""
-        body = _cut(thought, max(cap - len(split.answer), cap // 4), line)
+        body = _cut(thought, max(cap - len(split.answer), cap // 4), place)
         name = f"thought, {len(thought)} characters{state}"
         parts.append(f'<details class="thought"><summary>{name}</summary><pre>{body}</pre></details>')
     if split.answer.strip():
-        parts.append(f'<pre class="answer">{_cut(split.answer.strip(), cap, line)}</pre>')
+        parts.append(f'<pre class="answer">{_cut(split.answer.strip(), cap, place)}</pre>')
     elif not thought:
         parts.append('<p class="cut">no text</p>')
     return "".join(parts) + "</article>\n"
 
 
-def _cut(text: str, cap: int, line: int) -> str:
+def _cut(text: str, cap: int, place: str) -> str:
     """The text as HTML, its middle left out where it is longer than ``cap`` characters; the end matters as much."""
     if len(text) <= cap:
         return safe(text)
     head, tail = cap - cap // 2, cap // 2
-    gap = f"[{len(text) - cap} characters left out; line {line} of samples.jsonl has them]"
+    gap = f"[{len(text) - cap} characters left out; {place} has them]"
     return f'{safe(text[:head])}<span class="cut"> {gap} </span>{safe(text[len(text) - tail :])}'
 
 

@@ -34,6 +34,9 @@ class StepTrace:
 
 TEXT_KEPT = 120
 
+MOST_NATS = 1e6
+"""More is no entropy: that of a vocabulary is its size's logarithm at most."""
+
 
 def read_steps(path: Path) -> StepTrace | None:
     """The steps of the one request in the trace file ``path``; None if it holds no token or no entropies.
@@ -51,6 +54,8 @@ def read_steps(path: Path) -> StepTrace | None:
             if not isinstance(header, dict) or header.get("trace") != 1:
                 raise ValueError("no header of a trace in the first line")
             low = header["policy"]["t_low"]
+            if (tau_0 := header["policy"].get("tau_0")) is not None:
+                _nats(tau_0)
             request, tail, ended = "", "", True
             for line in stream:
                 token = json.loads(line)
@@ -73,12 +78,23 @@ def read_steps(path: Path) -> StepTrace | None:
 
 def _add(step: Step, token: dict[str, Any], low: float | None) -> None:
     step.tokens += 1
-    step.entropy += token["entropy"]
+    step.entropy += _nats(token["entropy"])
     step.uncertain += bool(token["uncertain"])
     if step.cooled is not None and low is not None and token["temperature"] is not None:
         step.cooled += token["temperature"] == round(low, 6)
     if len(step.text) < TEXT_KEPT:
         step.text = (step.text + token["text"])[:TEXT_KEPT]
+
+
+def _nats(value: Any) -> float:
+    """``value``, if an entropy can be that.
+
+    Raises:
+        ValueError: it cannot; NaN and infinities cannot either.
+    """
+    if not isinstance(value, int | float) or not abs(value) < MOST_NATS:
+        raise ValueError(f"{value!r} is no entropy in nats")
+    return value
 
 
 def _blank_lines(text: str) -> int:

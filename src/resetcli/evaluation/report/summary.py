@@ -1,9 +1,9 @@
 """One pass over a run's samples: lengths and verdicts counted, and which samples the page shows.
 
 A run may have more samples than a browser takes, so the page shows a bounded number of them and cuts the longest
-texts. What is chosen is the same whatever order samples finished in: tasks share the places evenly, verdicts share
-those of a task, and within a verdict the first repeats come first, documents in order. Memory grows with the number
-of samples shown and of different lengths, not with the number of samples.
+prompts and texts. What is chosen is the same whatever order samples finished in: tasks share the places evenly,
+verdicts share those of a task, and within a verdict the first repeats come first, documents in order. Memory grows with
+the number of samples shown and of different lengths, not with the number of samples.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ MAX_SAMPLES = 1000
 """Samples on a page."""
 
 MAX_CHARACTERS = 16_000_000
-"""Characters of text on a page, over all its samples."""
+"""Characters of prompts and texts on a page, over all its samples."""
 
 LEAST_CHARACTERS = 2000
-"""A shown text is not cut below this."""
+"""A shown prompt or text is not cut below this."""
 
 
 class Place(NamedTuple):
-    """A sample's place in the order of choice; ``line`` counts from 1 in samples.jsonl."""
+    """A sample's place in the order of choice; ``line`` counts from 1 in the file; ``sizes``: characters of prompt
+    and text."""
 
     repeat: int
     doc: tuple[tuple[int, int, str], ...]
     line: int
-    characters: int
+    sizes: tuple[int, int]
 
 
 @dataclass
@@ -66,8 +67,8 @@ def summarize(
     """Count ``samples`` (in the file's order) and choose at most ``most`` of them, ``characters`` in all.
 
     Texts without output (``loglikelihood``) are no samples here. ``chosen``: their line numbers in the order of the
-    page: by task as in ``tasks``, document, repeat. ``cap``: characters from which on a text is cut. ``cut``: chosen
-    samples that are.
+    page: by task as in ``tasks``, document, repeat. ``cap``: characters from which on a prompt or a text is cut.
+    ``cut``: chosen samples of which one is.
     """
     summary = Summary()
     buckets: dict[str, dict[str, list[Place]]] = {task: {} for task in tasks}
@@ -78,7 +79,8 @@ def summarize(
         summary.total += 1
         summary.lengths.setdefault(task, Counter())[why, sample["n_tokens"]] += 1
         bucket = buckets.setdefault(task, {}).setdefault(why, [])
-        place = Place(sample["repeat"], natural(sample["doc_id"]), line, len(sample["text"]))
+        sizes = len(sample.get("prompt", "")), len(sample["text"])
+        place = Place(sample["repeat"], natural(sample["doc_id"]), line, sizes)
         if len(bucket) < most or place < bucket[-1]:
             bisect.insort(bucket, place)
             del bucket[most:]
@@ -89,8 +91,8 @@ def summarize(
         taken = [p for why, count in zip(VERDICTS, counts, strict=True) for p in by_why.get(why, ())[:count]]
         places += sorted(taken, key=lambda p: (p.doc, p.repeat))
     summary.chosen = [place.line for place in places]
-    summary.cap = max(LEAST_CHARACTERS, level([place.characters for place in places], characters))
-    summary.cut = sum(place.characters > summary.cap for place in places)
+    summary.cap = max(LEAST_CHARACTERS, level([size for place in places for size in place.sizes], characters))
+    summary.cut = sum(max(place.sizes) > summary.cap for place in places)
     return summary
 
 

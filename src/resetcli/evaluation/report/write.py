@@ -22,9 +22,10 @@ from resetcli.base.errors import ResetError
 from resetcli.base.files import read_json, write_chunks
 from resetcli.base.reporting import Reporter
 from resetcli.evaluation.report import page
+from resetcli.evaluation.report.safe import safe
 from resetcli.evaluation.report.steps import StepTrace, read_steps
 from resetcli.evaluation.report.summary import MAX_CHARACTERS, MAX_SAMPLES, Summary, summarize
-from resetcli.evaluation.runs import REPORT, RESULTS, RUN, read_samples
+from resetcli.evaluation.runs import REPORT, RESULTS, RUN, SAMPLES, read_samples, sample_file
 from resetcli.evaluation.scoring.extraction import ThoughtMarkers
 from resetcli.evaluation.traces import trace_path
 
@@ -35,17 +36,17 @@ def write_report(
     """Write the page of the finished run in ``folder``, in one step, and return its path.
 
     Args:
-        folder: with run.json, results.json and samples.jsonl; traces are shown where there are any.
+        folder: with run.json, results.json and samples.jsonl (or .gz); traces are shown where there are any.
         most: samples listed on the page.
-        characters: characters of their texts in all.
+        characters: characters of their prompts and texts in all.
 
     Raises:
         ResetError: a file of the run is missing or damaged, or the page cannot be written.
     """
     folder, reporter = Path(folder), reporter or Reporter()
     run, results = read_json(folder / RUN), read_json(folder / RESULTS)
-    tasks = list(results["results"])
-    summary = summarize(read_samples(folder), tasks, most=most, characters=characters)
+    tasks, file = list(results["results"]), sample_file(folder) or folder / SAMPLES
+    summary = summarize(read_samples(file), tasks, most=most, characters=characters)
     traces = {task: _trace(folder, task, reporter) for task in summary.lengths}
     markers = ThoughtMarkers(*(run.get("settings") or {}).get("think_markers") or ())
     script = files(__package__).joinpath("page.js").read_text(encoding="utf-8")
@@ -53,8 +54,8 @@ def write_report(
     model = (run.get("model") or {}).get("name")
     heading = f"{model}: {', '.join(tasks)}"
     parts = {
-        "title": page.safe(heading),
-        "heading": page.safe(heading),
+        "title": safe(heading),
+        "heading": safe(heading),
         "script_hash": f"sha256-{digest}",
         "script": script,
         "about": page.about(run, results),
@@ -62,7 +63,7 @@ def write_report(
         "scores": page.scores(results),
         "lengths": page.lengths(summary, results),
         "entropies": page.entropies(traces),
-        "samples_note": page.samples_note(summary),
+        "samples_note": page.samples_note(summary, file.name),
         "buttons": page.buttons(summary),
         "task_options": page.task_options(summary),
         "run": page.run_record(run),
@@ -72,7 +73,7 @@ def write_report(
     target = folder / REPORT
     try:
         with tempfile.TemporaryFile(dir=folder) as store:
-            fragments = _samples(folder, summary, markers, store)
+            fragments = _samples(file, summary, markers, store)
             ends = (_fill(part, parts).encode() for part in (before, after))
             write_chunks(target, itertools.chain([next(ends)], fragments, ends))
     except OSError as exc:
@@ -85,13 +86,13 @@ def _fill(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match.group(1)], template)
 
 
-def _samples(folder: Path, summary: Summary, markers: ThoughtMarkers, store: IO[bytes]) -> Iterator[bytes]:
+def _samples(file: Path, summary: Summary, markers: ThoughtMarkers, store: IO[bytes]) -> Iterator[bytes]:
     """The chosen samples as HTML in the page's order; ``store`` holds them in the file's order meanwhile."""
     wanted = set(summary.chosen)
     places: dict[int, tuple[int, int]] = {}
-    for line, sample in enumerate(read_samples(folder), 1):
+    for line, sample in enumerate(read_samples(file), 1):
         if line in wanted:
-            fragment = page.sample(sample, line, markers, summary.cap).encode()
+            fragment = page.sample(sample, f"line {line} of {file.name}", markers, summary.cap).encode()
             places[line] = store.tell(), len(fragment)
             store.write(fragment)
     for line in summary.chosen:
