@@ -103,7 +103,19 @@ def test_a_grader_that_raises_is_an_error_not_a_zero(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", [r"\boxed{" * 20000, r"\boxed{" + " " * 100000 + "}", "** " + " " * 100000, "\n" * 100000]
+    "text",
+    [
+        r"\boxed{" * 20000,
+        r"\boxed{" + " " * 100000 + "}",
+        "** " + " " * 100000,
+        "\n" * 100000,
+        "</think>\n" + "-" * 40000,
+        "</think>\n" + "#### " * 8000,
+        "So" + " " * 40000 + "x",
+        "<|a|>" * 16000 + "x",
+        "x" + "<|a|>  " * 16000,
+    ],
+    ids=range(9),
 )
 def test_degenerate_outputs_cost_no_time(text):
     began = time.monotonic()

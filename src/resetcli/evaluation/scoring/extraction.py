@@ -57,10 +57,7 @@ class Readable:
     why_not: Literal["truncated", "unparsed"] | None = None
 
 
-_END_TOKENS = re.compile(
-    r"(?:\s{0,9}(?:<\|[^<>|\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|</s>|<eos>|<end_of_turn>))+\s*\Z"
-)
-"""End tokens left in the text by programs that decode without skipping them."""
+_END_TOKEN = re.compile(r"(?:<\|[^<>|\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|</s>|<eos>|<end_of_turn>)\s{0,9}\Z")
 
 
 def readable(
@@ -80,7 +77,18 @@ def readable(
     lost: Literal["truncated", "unparsed"] = "truncated" if finish_reason == "length" else "unparsed"
     if split.state == "open" or (split.state == "none" and cut):
         return Readable("", why_not=lost)
-    return Readable(_END_TOKENS.sub("", split.answer), cut=cut)
+    return Readable(_without_end_tokens(split.answer), cut=cut)
+
+
+def _without_end_tokens(text: str) -> str:
+    """``text`` without the end tokens that programs leave which decode without skipping them.
+
+    One at a time from the end: a pattern for all of them takes quadratic time where a looping model writes thousands.
+    """
+    end = bare = len(text.rstrip())
+    while token := _END_TOKEN.search(text, max(0, end - 60), end):
+        end = token.start()
+    return text[:end] if end < bare else text
 
 
 # Of white space, only a blank before the statement: "B is wrong\nAnswer: C" states C.

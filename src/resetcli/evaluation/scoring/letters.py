@@ -191,9 +191,10 @@ def _last_line(text: str, letters: str) -> _Statement | None:
     stripped = text.rstrip()
     start = stripped.rfind("\n") + 1
     line = stripped[start:]
+    # Possessive: what one part took the next could take as well, and a rule of dashes would cost quadratic time.
     only = re.fullmatch(
-        rf"[ \t*_#>-]*(?i:{_LEAD}[\s,:]+)?"
-        rf"(?:[\s*_$(\[{{`>#-]|\\[(\[]|\\(?:text|textbf|mathrm|mathbf)\s*\{{|\b[Oo]ption\b|\b[Cc]hoice\b)*([{letters}])"
+        rf"[ \t*_#>-]*+(?i:{_LEAD}[\s,:]++)?"
+        rf"(?:[\s*_$(\[{{`>#-]|\\[(\[]|\\(?:text|textbf|mathrm|mathbf)\s*\{{|\b[Oo]ption\b|\b[Cc]hoice\b)*+([{letters}])"
         r"(?:[\s*_$)\]}`.!:]|\\[)\]])*",
         line,
     )
