@@ -54,6 +54,22 @@ def test_wide(document) -> None:
     assert all(len(row) == len(header) for row in rows)
 
 
+def test_an_interval_that_is_not_even_is_shown_by_its_ends(tmp_path) -> None:
+    """Of none right in thirty nothing lies below 0, and the share may well be above half the interval's width."""
+    shares = {"none": (0, 0), "one": (1, 0), "half": (15, 0), "all": (30, 0), "quarters": (0, 1)}
+    paths = []
+    for name, (right, of_each) in shares.items():
+        made = np.zeros((30, 4), int)
+        made[:right], made[:, :of_each] = 1, 1
+        paths.append(write_run(tmp_path / name, {"aime": made}))
+    found = compare_runs(paths)
+    cells = [row[2] for row in scores(found)[1]]
+    assert cells == [
+        "0.0 (0.0 to 11.6)", "3.3 (0.0 to 10.2)", "50.0 ± 19.0", "100.0 (88.4 to 100.0)", "25.0 (22.1 to 33.7)",
+    ]  # fmt: skip
+    assert any("or its ends where they are not as far from it" in line for line in notes(found))
+
+
 def test_csv(document) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(document))))
     assert [(r["task"], r["model"], r["method"]) for r in rows] == [

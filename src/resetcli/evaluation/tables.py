@@ -1,13 +1,14 @@
 """A comparison as a table: task x method x model, wide for people and papers, long for programs.
 
-Wide: a row a model and method, a column a task, avg@k in per cent with half the width of its 95 % interval; below it a
-row a paired difference. Long (CSV): a line a task, model and method with all figures, fractions with all their digits.
+Wide: a row a model and method, a column a task, avg@k in per cent with its 95 % interval; below it a row a paired
+difference. Long (CSV): a line a task, model and method with all figures, fractions with all their digits.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -65,7 +66,10 @@ def notes(document: Mapping[str, Any]) -> list[str]:
     kinds = {found["kind"] for found in document["comparisons"]}
     found = []
     if any("avg@k" in task for run in document["runs"] for task in run["tasks"].values()):
-        found.append("avg@k in per cent, with half the width of its 95 % interval (problems are the unit)")
+        found.append(
+            "avg@k in per cent, with half the width of its 95 % interval, or its ends where they are not as far "
+            "from it (problems are the unit)"
+        )
     if any("word_perplexity" in task for run in document["runs"] for task in run["tasks"].values()):
         found.append("perplexity per word, lower is better")
     if "score" in kinds:
@@ -199,8 +203,10 @@ def _cell(found: Mapping[str, Any]) -> str:
     if "avg@k" not in found:
         value = found["word_perplexity"]
         return "-" if value is None else f"{value:.4g}"
-    low, high = found["ci95"]
-    return f"{100 * found['avg@k']:.1f} ± {50 * (high - low):.1f}"
+    value, (low, high) = found["avg@k"], found["ci95"]
+    if math.isclose(value - low, high - value, abs_tol=1e-9):
+        return f"{100 * value:.1f} ± {50 * (high - low):.1f}"
+    return f"{100 * value:.1f} ({interval((low, high), share)})"
 
 
 def _other_model(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
