@@ -45,8 +45,12 @@ def test_what_holds_here_is_said() -> None:
         "signal other processes of this user",
         "start further processes",
         "read and write this user's files",
+        "take more memory than the limit",
+        "fill the disk",
     ]
-    assert Containment({"seccomp": True, "landlock": True}).gaps == []
+    assert Containment({"seccomp": True, "landlock": True}).gaps == ["fill the disk"]
+    assert Containment({"namespaces": True, "files": True}).gaps == ["take more memory than the limit"]
+    assert Containment({"seccomp": True, "files": True}).gaps == []
     assert Containment({"seccomp": "old kernel"}).missing == {"seccomp": "old kernel"}
 
 
@@ -115,6 +119,14 @@ def test_large_allocation(size) -> None:
 def test_memory_in_small_parts() -> None:
     limits = Limits(cpu=5, wall=8.0, memory=256 << 20)
     assert run("x = []\nwhile 1: x.append(bytearray(1 << 20))", limits=limits).status == "memory"
+
+
+@pytest.mark.parametrize("layers", [LAYERS, ("seccomp",)], ids=str)
+def test_memory_behind_a_file_descriptor(layers) -> None:
+    """What memfd_create hands out belongs to no process, so that no limit of one counts it."""
+    code = "import os\nfd = os.memfd_create('x')\nprint(os.write(fd, bytes(1 << 20)))"
+    found = run(code, layers=layers)
+    assert (found.status, found.detail) == ("error", "PermissionError")
 
 
 @pytest.mark.parametrize(
@@ -312,6 +324,49 @@ def test_filling_the_disk() -> None:
     # the folder is empty for the next input, in the same sandbox and in a new one
     with Sandbox("import os\nprint(os.listdir('.'))\nopen('left', 'w').write('x')", None, QUICK) as box:
         assert [box.run("").output for _ in range(2)] == [b"[]\n", b"[]\n"]
+
+
+def test_the_folder_is_gone_while_programs_run() -> None:
+    """Where it was only a place to mount on: whatever kills this process leaves nothing in the temporary folder."""
+    with Sandbox("open('own', 'w').write('1')\nprint(open('own').read())", None, QUICK) as box:
+        if box.layers.get("files") is not True:
+            pytest.skip("no file system of its own here")
+        assert not os.path.exists(box._anchor)
+        assert [box.run("").output for _ in range(2)] == [b"1\n", b"1\n"]
+
+
+REFUSED_ROOT = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import confinement
+try:
+    confinement.unshare()
+except OSError:
+    sys.exit("refused")
+exec(sys.argv[3])
+try:
+    confinement.private_root(sys.argv[2], "/box", 1 << 20)
+except (OSError, KeyError):
+    open(sys.argv[2] + "/own", "wb").write(bytes(2 << 20))
+    print(os.listdir(sys.argv[2]), os.getcwd())
+"""
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    ["confinement.PIVOT_ROOT = {}", "confinement.PIVOT_ROOT = dict.fromkeys(confinement.PIVOT_ROOT, 9999)",
+     "confinement.MOUNT_SETATTR = 9999", "confinement.library_paths = lambda: ['/nowhere']"],
+)  # fmt: skip
+def test_a_root_of_its_own_that_is_refused_leaves_the_folder_as_it_was(refusal, tmp_path) -> None:
+    """Too old a kernel or a container's filter: the other layers then work in that folder."""
+    from resetcli.evaluation.code import sandbox
+
+    inside = os.path.join(os.path.dirname(sandbox.__file__), "inside")
+    command = [sys.executable, "-P", "-s", "-c", REFUSED_ROOT, inside, str(tmp_path), refusal]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.stderr == "refused\n":
+        pytest.skip("no namespaces here")
+    assert done.stdout == "['own'] /\n", done.stderr
 
 
 RIGHT = Problem([Case("1", "2", "stdin"), Case("5", "6", "stdin")], None)

@@ -8,7 +8,7 @@ Layers, each used where the kernel grants it and reported by `containment` where
 - always: CPU, wall-clock, memory, file-size, open-file and output limits; an empty environment; a folder of its own
   that is emptied after each input; standard error thrown away.
 - seccomp (Linux on x86_64; the table for aarch64 has not been run): no new process or program, no socket, no signal,
-  no tracing, no mount, no change of a file's rights or times. Threads are allowed.
+  no tracing, no mount, no change of a file's rights or times, no memory behind a file descriptor. Threads are allowed.
 - Landlock (Linux 5.13 on): reads only the interpreter, its packages and the system's libraries, writes only its folder.
 - namespaces: own process ids, no network at all, own IPC; a file system of its own in which the same libraries are
   read-only, the folder is in memory with limited room, and nothing else is there.
@@ -21,7 +21,12 @@ What it does not stop:
 - using a whole core, and memory up to the limit, until the time is up;
 - without namespaces and Landlock: reading and writing whatever this user can;
 - without seccomp and namespaces: the network, signals to this user's processes, further processes;
+- without seccomp: memory past the limit, behind a file descriptor (memfd_create);
+- without a file system of its own: filling the disk, since the limit is then on each file and not on their number;
 - without another user id or namespaces: threads, as far as the memory limit goes.
+
+A kill -9 of this process ends the program as well; without a file system of its own, a folder ``reset-sandbox-*`` is
+then left in the system's temporary one.
 
 It is made for programs of a language model, which go wrong far more often than they attack. For an adversary's
 programs use a virtual machine.
@@ -131,6 +136,8 @@ class Sandbox:
             self.close()
             raise SandboxError("the sandbox for programs does not start here; see docs/livecodebench.md")
         self.layers: dict[str, Any] = reply["layers"]
+        if self.layers.get("files") is True:  # the folder was a place to mount on; a kill -9 of ours leaves nothing now
+            shutil.rmtree(self._anchor, ignore_errors=True)
 
     def __enter__(self) -> Sandbox:
         return self
@@ -206,6 +213,10 @@ class Containment:
             gaps += ["use the network", "signal other processes of this user", "start further processes"]
         if not holds & {"landlock", "files"}:
             gaps.append("read and write this user's files")
+        if "seccomp" not in holds:
+            gaps.append("take more memory than the limit")
+        if "files" not in holds:
+            gaps.append("fill the disk")
         return gaps
 
 

@@ -107,10 +107,21 @@ def private_root(anchor: str, box: str, room: int) -> None:
         room: bytes that fit into it.
 
     Raises:
-        OSError: refused; the old root is still there.
+        OSError, KeyError: refused, or a machine whose call numbers are not known here; the old root is still there and
+            ``anchor`` as it was.
     """
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     _mount("tmpfs", anchor, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    try:
+        _furnish(anchor, box, room)
+    except (OSError, KeyError):
+        os.chdir("/")
+        _libc.umount2(os.fsencode(anchor), MNT_DETACH)
+        raise
+
+
+def _furnish(anchor: str, box: str, room: int) -> None:
+    """Fill the file system mounted at ``anchor`` and make it the root."""
     for path in library_paths():
         target = anchor + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -215,6 +226,8 @@ _FORBIDDEN = {
     "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_unlink": (241, 181),
     "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274), "syslog": (103, 116),
+    # Memory that no limit on the process counts.
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
 }  # fmt: skip
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
