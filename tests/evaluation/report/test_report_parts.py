@@ -126,7 +126,16 @@ def test_steps_by_text_where_the_policy_knows_none(tmp_path, texts, starts) -> N
 
 @pytest.mark.parametrize(
     ("entropy", "tau_0"),
-    [(math.nan, 0.5), (math.inf, 0.5), (10**400, 0.5), ("1", 0.5), ([], 0.5), (1.0, "x"), (1.0, math.nan), (1.0, {})],
+    [
+        (math.nan, 0.5),
+        (math.inf, 0.5),
+        pytest.param(10**400, 0.5, id="huge"),
+        ("1", 0.5),
+        ([], 0.5),
+        (1.0, "x"),
+        (1.0, math.nan),
+        (1.0, {}),
+    ],
 )
 def test_traces_whose_numbers_are_none(tmp_path, entropy, tau_0) -> None:
     path = write_trace(tmp_path / "t", [("a", entropy, True, False, 1.0)], {"tau_0": tau_0})
