@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -100,6 +101,23 @@ def test_a_grader_that_raises_is_an_error_not_a_zero(monkeypatch, tmp_path):
     broken.write_text("import no_such_module\n")
     with pytest.raises(ResetError, match="cannot start math-verify"):
         score_output("math", r"\boxed{x^2}", "y")
+
+
+def test_an_error_inside_math_verify_is_an_error_too(monkeypatch, tmp_path):
+    """Unless told otherwise it takes what it trips over as unequal."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import math_verify.grader\ndef broken(*_, **__): raise RuntimeError('sympy broke')\n"
+        "math_verify.grader.sympy_expr_eq = broken\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    grader = Grader()
+    with pytest.raises(ResetError, match="RuntimeError: sympy broke"):
+        grader.equal("x+1", "1+x")
+    grader.close()
+
+
+def test_what_is_too_deep_for_math_verify_is_unequal():
+    assert equal("[3,4)", "x" + "!" * 600) is False
 
 
 @pytest.mark.parametrize(

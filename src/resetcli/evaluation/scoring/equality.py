@@ -1,7 +1,7 @@
 """Whether an answer equals its key, from cheap and certain to dear.
 
 Equal after notation is removed, equal as exact numbers, then math-verify. Two integers never reach math-verify. Time
-up means not equal.
+or memory up means not equal.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     from math_verify import parse, verify
 
-    def sides(text: str) -> list:
-        return parse(f"${text}$", parsing_timeout=None)
+    def side(text: str) -> list:
+        return parse(f"${text}$", parsing_timeout=None, raise_on_error=True)
 
     out = sys.stdout
     sys.stdout = sys.stderr
@@ -36,8 +36,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, request["seconds"])
         reply: dict[str, bool | str]
         try:
-            reply = {"equal": bool(verify(sides(request["gold"]), sides(request["answer"]), timeout_seconds=None))}
-        except MemoryError:
+            gold, answer = side(request["gold"]), side(request["answer"])
+            # Left alone, it makes an unequal of an error of its own.
+            reply = {"equal": bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))}
+        except (MemoryError, RecursionError):  # limits like that of time: the text is too much, nothing is broken
             reply = {"equal": False}
         except Exception as exc:  # math-verify on a model's text raises anything sympy can; the grader is told which
             reply = {"error": f"{type(exc).__name__}: {exc}"[:500]}
