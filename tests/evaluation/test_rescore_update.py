@@ -92,6 +92,16 @@ def test_samples_that_were_made_again_meanwhile_get_no_verdict(tiny_tokenizer, s
     assert contents(run) == before
 
 
+def test_settings_that_changed_meanwhile_are_refused(run) -> None:
+    """Verdicts by the former markers have no place under another update's."""
+    found = rescore_run(run)
+    rescore_run(run, markers=OTHER).update()
+    before = contents(run)
+    with pytest.raises(ResetError, match="think_markers"):
+        found.update()
+    assert contents(run) == before
+
+
 @pytest.mark.parametrize("call", [1, 2])
 def test_killed_with_other_markers_it_is_refused_until_it_is_finished(
     tiny_tokenizer, source, run, monkeypatch, call

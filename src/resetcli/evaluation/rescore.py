@@ -67,10 +67,11 @@ class Rescored:
 
 @dataclass
 class RescoredRun(Rescored):
-    """A run's samples scored again. ``marks``: of each line, which sample it is. ``limited``: to which documents, in
+    """A run's samples scored again. ``header``: run.json. ``marks``: of each line, which sample it is. ``limited``: to which documents, in
     words, if not to all. ``markers``: what opened and closed a thought, if an update is to put that into the run;
     ``task``: the only one that was scored."""
 
+    header: dict[str, Any] = field(default_factory=dict, repr=False)
     marks: array[int] = field(default_factory=lambda: array("q"), repr=False)
     limited: str = ""
     markers: tuple[str, str] | None = None
@@ -163,7 +164,7 @@ def rescore_run(
     judge = Judge(specs, (markers[0] or kept[0], markers[1] or kept[1]), allow_code=allow_code)
     docs = {spec.name: _documents_of(header, spec, source) for spec in specs}
     tell({s.name: list(docs[s.name].values()) for s in specs if s.kind == "code"}, reporter)
-    found, prompts = RescoredRun(Path(path)), True
+    found, prompts = RescoredRun(Path(path), header=header), True
     used = (judge.markers.open, judge.markers.close)
     found.markers, found.task = (used if list(used) != kept or header.get(RESCORING) else None), task
     named = header["settings"].get("doc_ids")

@@ -13,12 +13,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from resetcli.base.errors import UsageError
-from resetcli.base.files import read_json
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import installed
 from resetcli.evaluation.published import publish_report
 from resetcli.evaluation.rescore import RescoredRun, mark, verdict, written_to
-from resetcli.evaluation.runs import LM_EVAL_RESULTS, RESCORING, RUN, RunFolder, repeats_of
+from resetcli.evaluation.runs import LM_EVAL_RESULTS, RESCORING, RunFolder, repeats_of
 from resetcli.evaluation.statistics import mean, task_statistics
 
 
@@ -32,9 +31,8 @@ def update_run(found: RescoredRun, reporter: Reporter) -> None:
         ResetError: another process writes the run, or it changed since it was scored, or the disk is full.
     """
     path = found.path
-    known = read_json(path / RUN)
-    settings = {k: v for k, v in known["settings"].items() if k != "repeats"}
-    with RunFolder(path, settings, repeats=repeats_of(known), rescoring=True) as folder:
+    settings = {k: v for k, v in found.header["settings"].items() if k != "repeats"}
+    with RunFolder(path, settings, repeats=repeats_of(found.header), rescoring=True) as folder:
         if len(folder.samples) != len(found.scores):
             raise written_to(path)
         results = folder.results()
