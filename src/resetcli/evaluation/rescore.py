@@ -67,9 +67,9 @@ class Rescored:
 
 @dataclass
 class RescoredRun(Rescored):
-    """A run's samples scored again. ``header``: run.json. ``marks``: of each line, which sample it is. ``limited``: to which documents, in
-    words, if not to all. ``markers``: what opened and closed a thought, if an update is to put that into the run;
-    ``task``: the only one that was scored."""
+    """A run's samples scored again. ``header``: its run.json. ``marks``: of each line, which sample it is. ``limited``:
+    to which documents, in words, if not to all. ``markers``: what opened and closed a thought, if an update is to put
+    that into the run. ``task``: the only one that was scored."""
 
     header: dict[str, Any] = field(default_factory=dict, repr=False)
     marks: array[int] = field(default_factory=lambda: array("q"), repr=False)
