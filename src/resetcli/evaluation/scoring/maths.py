@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from resetcli.evaluation.scoring.extraction import boxes, supposed
-from resetcli.evaluation.scoring.notation import NUMBER, canonical, normalise, plain_number, value_side
+from resetcli.evaluation.scoring.notation import NUMBER, TIMES, canonical, normalise, plain_number, value_side
 
 _HEDGE = r"(?:therefore|thus|then|hence|simply|exactly|indeed|equal\s+to)"
 _STATEMENT = re.compile(
@@ -27,8 +27,12 @@ _DELIMITED = re.compile(
     r"(\$\$?)((?:[^$\n\\]|\\.){1,300})\1|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]|\$\$([^$]{1,300})\$\$", re.DOTALL
 )
 _STATED_NUMBER = re.compile(
-    rf"[*_]{{0,2}}\\?\$?\s*({NUMBER}(?:\s*/\s*\d+)?\s*\\?%?)"
-    r"(?![\w^\\(]|\.\d|,\d|\s*(?:[-+/=^\u00d7\u00b7]|\*(?!\*))|[,*]*\s*(?:or|and|to)\s+\W{0,3}\d)"
+    # Atomic: of a number that goes on, its first part is no answer.
+    rf"[*_`]{{0,3}}\\?\$?\s*((?>{NUMBER}(?:\s*/\s*\d+)?(?:\s*\\?%|[ ](?:{'|'.join(TIMES)})\b)?))`?"
+    # What makes it part of something larger: a power, a product, a ratio, a mixed number; a bound, a range, a list.
+    r"(?![\w^\\(`]|[.,:]\d|[ ]\d|[ ](?:times|x|pi)\b|\s*(?:\\[A-Za-z]|\*(?!\*)"
+    r"|[-+/=^\u00d7\u00b7\u00f7\u00b1\u00b2\u00b3\u00bc-\u00be\u03c0\u221a\u2264\u2265\u2260]|[<>]\s|\u2013\s?\d)"
+    r"|[ ]or\s+(?:more|less)\b|[,*]*\s*(?:or|and|to)\s+\W{0,3}\d|,\s?-?[\d.]+[\s*_]*(?:,|\n|$|and\b|or\b))"
 )
 _SENTENCE_END = re.compile(r"[.;!?](?=\s|$|\*)|\n|</answer|,?\s(?:because|since|which|as|so|for)\b")
 _TAKEN_BACK = re.compile(
@@ -81,7 +85,7 @@ def _stated_value(rest: str) -> str | None:
     if number := _STATED_NUMBER.match(rest):
         return number[1].strip()
     end = _SENTENCE_END.search(rest)
-    value = rest[: end.start() if end else 200].strip(" *_")
+    value = rest[: end.start() if end else 200].strip(" *_`").rstrip(" -\u2013\u2014")
     return value if re.search(r"\w", value) and not _is_prose(value) else None
 
 

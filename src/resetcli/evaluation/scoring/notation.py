@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from unicodedata import normalize
 
 from resetcli.evaluation.scoring.extraction import balanced
 
@@ -44,7 +45,7 @@ def normalise(text: str) -> str:
     """
     if len(text) > LONGEST:
         return re.sub(r"\s+", " ", text.strip())
-    text = text.strip().strip("*").replace("\u2212", "-")
+    text = _in_latex(text.strip().strip("*"))
     text = re.sub(r"\\?[$\u00a3\u20ac]", "", text)
     # A backslash after another is the end of a matrix row, no command.
     text = re.sub(r",(?:\\!)+\s*(?=\d{3}(?!\d))", ",", text)
@@ -65,6 +66,26 @@ def normalise(text: str) -> str:
                 text = inside.strip() + text[start + len(inside) + 2 :]
                 continue
         return re.sub(r"\s+", " ", text)
+
+
+_SIGNS = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u00f7": "/", "\u2044": "/",
+     "\u00b1": r"\pm ", "\u03c0": r"\pi ", "\u221e": r"\infty "}
+)  # fmt: skip
+_ROOT = re.compile(r"\u221a\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]))")
+_FRACTION = re.compile(r"[\u00bc-\u00be\u2150-\u215e]")
+_RAISED = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_LOWERED = re.compile(r"[\u2080-\u2089]+")
+
+
+def _in_latex(text: str) -> str:
+    r"""Signs that are single characters as commands: math-verify passes over most, and takes "5\u221a2" for 5."""
+    if text.isascii():
+        return text
+    text = _FRACTION.sub(lambda m: r"\frac{" + normalize("NFKC", m[0]).replace("\u2044", "}{") + "}", text)
+    text = _RAISED.sub(lambda m: f"^{{{normalize('NFKC', m[0])}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{normalize('NFKC', m[0])}}}", text)
+    return _ROOT.sub(lambda m: rf"\sqrt{{{m[1] or m[2] or m[3]}}}", text).translate(_SIGNS)
 
 
 def plain_number(text: str) -> Fraction | None:
@@ -92,16 +113,16 @@ def number(text: str) -> Fraction | None:
     return value
 
 
-_TIMES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+TIMES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 def in_full(text: str) -> Fraction | None:
     """The value of a number with its power of ten in words: "1.5 million"."""
     match = re.search(
-        rf"^([^A-Za-z\\]+)\s*(?:\\(?:text|mathrm)\s*\{{\s*|\\ )*({'|'.join(_TIMES)})\b", text, re.IGNORECASE
+        rf"^([^A-Za-z\\]+)\s*(?:\\(?:text|mathrm)\s*\{{\s*|\\ )*({'|'.join(TIMES)})\b", text, re.IGNORECASE
     )
     value = plain_number(match[1].strip()) if match else None
-    return None if match is None or value is None else value * 10 ** _TIMES[match[2].lower()]
+    return None if match is None or value is None else value * 10 ** TIMES[match[2].lower()]
 
 
 def value_side(text: str) -> str | None:
