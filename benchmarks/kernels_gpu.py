@@ -56,13 +56,18 @@ def main() -> int:
     parser.add_argument("--commit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-tune", action="store_true", help="use the tables there are")
+    parser.add_argument("--tune-activations", default="w4a4", help="w4a4, w4a16 or both, separated by a comma")
+    parser.add_argument(
+        "--products-only", action="store_true", help="neither layers nor ablation nor quantization alone"
+    )
     args = parser.parse_args()
     begun = time.perf_counter()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     args.output.mkdir(parents=True, exist_ok=True)
     parts = Parts(
         tune=not args.no_tune, tune_seconds=args.tune_seconds, tune_output=args.output / file_name(name),
-        ablate=True, layers=PRESET_NAMES, activation_quant=True,
+        activations=args.tune_activations.split(","), ablate=not args.products_only,
+        layers=() if args.products_only else PRESET_NAMES, activation_quant=not args.products_only,
     )  # fmt: skip
     try:
         document = measure(args, parts)

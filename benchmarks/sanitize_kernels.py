@@ -16,9 +16,11 @@ import torch
 
 from resetcli.cuda import activations
 from resetcli.cuda.build import architecture
-from resetcli.cuda.families import families
+from resetcli.cuda.families import families, family
 
 SHAPES = ((72, 272), (200, 1040), (130, 512))
+LARGE = (1300, 1040, 300)
+"""N, K and M of the family for many tokens: enough work for a grid that is cut evenly."""
 
 
 def main() -> int:
@@ -52,6 +54,9 @@ def main() -> int:
                     if not bool(torch.isfinite(out.cpu()).all()):
                         wrong += 1
                         print(f"not finite: {family.name} {config} M={m} {n}x{k} {mode}")
+    if chosen is None or "wide" in chosen:
+        more, bad = many_tokens(arch, draw)
+        launches, wrong = launches + more, wrong + bad
     if chosen is None:
         x, w = (torch.randn(3, 272, dtype=torch.bfloat16, device="cuda", generator=draw) for _ in range(2))
         for form, number in activations.FORMS.items():
@@ -63,6 +68,31 @@ def main() -> int:
         torch.cuda.synchronize()
     print(f"{launches} launches, {wrong} with outputs that are not finite")
     return int(wrong > 0)
+
+
+def many_tokens(arch: str, draw: torch.Generator) -> tuple[int, int]:
+    """Launches of the family for many tokens, of each way to cut the work, and how many were not finite."""
+    n, k, m = LARGE
+    wide = family("wide")
+    if not wide.supports(arch, m, n, k, torch.bfloat16, "w4a4")[0]:
+        return 0, 0
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda", generator=draw)
+    scale = torch.randint(1, 120, (n, k // 16), dtype=torch.uint8, device="cuda", generator=draw)
+    prepared = wide.prepare(weight, scale.view(torch.float8_e4m3fn))
+    acts = activations.quantize(
+        torch.randn(m, k, dtype=torch.bfloat16, device="cuda", generator=draw), 1e-2, wide.form_for("w4a4")
+    )
+    launches = wrong = 0
+    configs = wide.configs(m, n, k, 132, "w4a4")
+    for config in [c for c in configs if c["ctas"]] + [c for c in configs if not c["ctas"]][::4]:
+        out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+        wide.run(config, acts, prepared, out, 1e-4, n=n, k=k)
+        torch.cuda.synchronize()
+        launches += 1
+        if not bool(torch.isfinite(out.cpu()).all()):
+            wrong += 1
+            print(f"not finite: wide {config} M={m} {n}x{k}")
+    return launches, wrong
 
 
 if __name__ == "__main__":

@@ -103,9 +103,8 @@ template <bool BF16> DEVICE void from_tiles(const u8* tiles, u8* out, int rows, 
     if (r >= rows) continue;
     const u32 two = (j >> 1 ? scales.y : scales.x) >> (16 * (j & 1)), s = e4m3x2_to_half2(two);
     u8* to = out + ((u64)r * k + column) * 2;
-    if (column < k) store_four<BF16>(q[j] & 0x9C9C9C9Cu, s, to);
-    if (column + 16 < k)
-      store_four<BF16>((__funnelshift_r(q[j], q[j], 2) & 0x98989898u) | ((q[j] << 2) & 0x04040404u), s >> 16, to + 32);
+    if (column < k) store_four<BF16>(first_four(q[j]), s, to);
+    if (column + 16 < k) store_four<BF16>(second_four(q[j]), s >> 16, to + 32);
   }
 }
 

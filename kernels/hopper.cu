@@ -75,11 +75,6 @@ DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memor
 DEVICE float low_float(u32 pair) { return half_to_float((u16)pair); }
 DEVICE float high_float(u32 pair) { return half_to_float((u16)(pair >> 16)); }
 
-// The 8 codes of a word as two words of E4M3 (times 2^-6): the first holds a code's bits in place, the second's are
-// in what is left of each byte.
-DEVICE u32 first_four(u32 q) { return q & 0x9C9C9C9Cu; }
-DEVICE u32 second_four(u32 q) { return (__funnelshift_r(q, q, 2) & 0x98989898u) | ((q << 2) & 0x04040404u); }
-
 // Keeps a value in a register: worked out again from the thread index in every turn, it would delay each load.
 DEVICE u32 keep(u32 v) {
   u32 r;

@@ -138,6 +138,21 @@ DEVICE u16 float_to_bf16(float f) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
 }
+DEVICE u32 floats_to_half2(float low, float high) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+DEVICE u32 floats_to_bf162(float low, float high) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+DEVICE float max_or_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
 DEVICE float2 half2_to_float2(u32 h) { return make_float2(half_to_float((u16)h), half_to_float((u16)(h >> 16))); }
 DEVICE float2 bf162_to_float2(u32 h) { return make_float2(__uint_as_float(h << 16), __uint_as_float(h & 0xFFFF0000u)); }
 
@@ -174,12 +189,36 @@ DEVICE void e4m3x4_to_half2(u32 v, u32& first, u32& second) {
 }
 DEVICE float2 e4m3x2_to_float2(u32 v) { return half2_to_float2(e4m3x2_to_half2(v)); }
 
-// Nearest E4M3 byte of f in [2^-9, 448], ties to even. By arithmetic on every architecture: one byte a block.
+// Nearest E4M3 byte of f in [2^-9, 448], ties to even.
 DEVICE u32 float_to_e4m3(float f) {
+#if HAS_E4M3_CVT
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(f));
+  return r;
+#else
   u32 bits = __float_as_uint(f);
   if (f < 0.015625f) return __float_as_uint(f + 16384.0f) & 15u;  // subnormal, steps of 2^-9 = ulp(2^14)
   bits += 0x0007FFFFu + (bits >> 20 & 1u);
   return (bits >> 20) - (120u << 3);
+#endif
+}
+// Four floats that are 0 or normal E4M3 values as bytes.
+DEVICE u32 exact_e4m3x4(float a, float b, float c, float d) {
+#if HAS_E4M3_CVT
+  u32 r;
+  asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
+      "mov.b32 %0, {l, h};\n}" : "=r"(r) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+#else
+  const float v[4] = {a, b, c, d};
+  u32 r = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const u32 bits = __float_as_uint(v[i]), magnitude = bits << 1 ? (bits >> 20 & 0x7FFu) - (120u << 3) & 0x7Fu : 0u;
+    r |= (magnitude | (bits >> 24 & 0x80u)) << (8 * i);
+  }
+  return r;
+#endif
 }
 
 // ------------------------------------------------------------------------------------------------- E2M1
@@ -240,20 +279,10 @@ DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2], u32 low = TWICE_LOW) {
   bytes[0] = 0x10101010u + positive[0] - negative[0];
   bytes[1] = 0x10101010u + positive[1] - negative[1];
 }
-// Signed bytes 2*e2m1, natural order.
-DEVICE void e2m1x8_to_int8(u32 q, u32 (&bytes)[2]) {
-  u32 offset[2];
-  e2m1x8_to_offset(q, offset);
-  // byte - 16 without borrows between bytes: the sign bit is set aside and put back by xor
-  bytes[0] = ((offset[0] | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
-  bytes[1] = ((offset[1] | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
-}
-// E4M3 bytes of the same values, natural order.
-DEVICE void e2m1x8_to_e4m3(u32 q, u32 (&bytes)[2]) {
-  u32 magnitude = q & 0x77777777u, even = (q << 4) & 0x80808080u, odd = q & 0x80808080u;
-  bytes[0] = prmt(0x3C383000u, 0x4C484440u, magnitude) | prmt(even, odd, 0x5140);
-  bytes[1] = prmt(0x3C383000u, 0x4C484440u, magnitude >> 16) | prmt(even, odd, 0x7362);
-}
+// The 8 codes of a word of layout "tiles" (resetcli/cuda/families/hopper.py) as two words of E4M3, times 2^-6: the first
+// four codes have their bits in place, the other four's are in what is left of each byte.
+DEVICE u32 first_four(u32 q) { return q & 0x9C9C9C9Cu; }
+DEVICE u32 second_four(u32 q) { return (__funnelshift_r(q, q, 2) & 0x98989898u) | ((q << 2) & 0x04040404u); }
 
 // ------------------------------------------------------------------------------------------------- arithmetic
 DEVICE int dp4a(u32 a, u32 b, int c) {  // signed bytes
@@ -269,6 +298,8 @@ DEVICE int dp4a_unsigned(u32 a, u32 b, int c) {  // a unsigned, b signed bytes
 // float bits of 1.5 * 2^23: an int sum that starts there reads as the float MAGIC + sum, no conversion needed
 static constexpr int MAGIC_BITS = 0x4B400000;
 static constexpr float MAGIC = 12582912.0f;
+// 2 * v, a whole number from -128 to 127, as an int in the lowest byte
+DEVICE u32 twice_as_int(float v) { return __float_as_uint(fmaf(v, 2.0f, MAGIC)); }
 
 template <bool BF16> DEVICE void mma_16x8x16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (BF16)

@@ -1,9 +1,10 @@
 // Activations to NVFP4: alone, with or without a block rotation, or in the tail of RMSNorm or of SiLU(gate) * up.
 //
-// What binds it: for a few tokens nothing but latency (a launch and one trip to memory and back), so one thread takes
-// one block of 16 from load to store and nothing is exchanged between threads. For many tokens the arithmetic:
-// sixteen divisions a block are replaced by one reciprocal and Markstein's correction (two fused steps that give the
-// correctly rounded quotient), and rounding to E2M1 by the float adder (see `e2m1_code`).
+// What binds it: for a few tokens nothing but latency (a launch, one trip to memory and back, and the arithmetic of one
+// block by one thread: nothing is exchanged between threads). For many tokens the arithmetic, so each value costs ten
+// instructions: sixteen divisions a block are one reciprocal and Markstein's correction (two fused steps that give the
+// correctly rounded quotient), rounding to E2M1 is left to the float adder (see `to_e2m1`), and values stay floats,
+// which each form converts or multiplies as it likes; only packed codes are made from bits.
 // What was traded: codes must equal the checkpoint's rule bit for bit, float32 operation by operation, so no step is
 // merged that would be rounded twice there:
 //     s = e4m3(clamp(amax / (6 g), 2^-9, 448)), 1 for a block of zeros;  code = e2m1(x / (s g)), ties to even.
@@ -19,13 +20,17 @@
 //   5  x itself as fragments in its own type: no quantization (W4A16)
 //   6  E4M3 bytes and half scales as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
 //   7  the same with SPREAD 1 (to 8 tokens)
+//   8  code * s as fp16 panels for wide.cu: [chunk of 128][16][tokens up to a multiple of 8][8 values], zero beyond K;
+//      tokens beyond M are not written; beside them, in place of scales, 256 words of zero
+//   9  x itself as panels in its own type: no quantization (W4A16)
 #include "nvfp4.cuh"
 
 #ifndef FORM
-#error "FORM selects the output, 0 to 7"
+#error "FORM selects the output, 0 to 9"
 #endif
 static constexpr bool PADDED = FORM == 4 || FORM == 5;  // tokens up to a multiple of 8 are written
 static constexpr bool WIDE = FORM >= 4;                 // and K up to a whole chunk
+static constexpr bool PANELS = FORM >= 8;
 
 // Where a kernel writes: codes, and scales for the forms that have them.
 struct Target {
@@ -40,61 +45,60 @@ DEVICE int padded_blocks(int k) {
   return WIDE ? (blocks + per_chunk - 1) / per_chunk * per_chunk : blocks;
 }
 
-// E2M1 code of v in [0, 8]: with p the power of two at or below max(v, 1), adding 1.5 * 2^22 * p rounds v to the
-// grid p/2, ties to even, and leaves the number of grid steps in the sum's low bits.
-DEVICE u32 e2m1_code(float v) {
-  u32 power = max(__float_as_uint(v) & 0x7F800000u, 0x3F800000u);
-  u32 shift = power + (22u << 23 | 0x00400000u);
-  u32 steps = __float_as_uint(v + __uint_as_float(shift)) - shift;
-  return min(steps + ((power - 0x3F800000u) >> 22), 7u);
+// v in [0, 7) to the nearest E2M1 magnitude: with p the power of two at or below max(v, 1), the numbers near
+// 1.5 * 2^22 * p are p/2 apart, so adding it rounds v to that grid, ties to even.
+DEVICE float to_e2m1(float v) {
+  const float p = __uint_as_float(max(__float_as_uint(v) & 0x7F800000u, 0x3F800000u)), far = 6291456.0f;
+  return __fmaf_rn(-p, far, __fmaf_rn(p, far, v));
 }
+// v, a quotient of |x|, as E2M1 with the sign of x. In packed codes a quotient of zero has none.
+DEVICE float signed_e2m1(float v, float x) { return copysignf(to_e2m1(v), FORM == 0 && v == 0.0f ? 0.0f : x); }
 
 struct Quantized {
-  u32 q[2];     // codes, 8 nibbles each
+  float v[16];  // e2m1 values
   u32 scale;    // E4M3 byte
 };
 
 DEVICE Quantized quantize_block(const float (&x)[16], float g) {
-  u32 top = 0;  // the largest |x| as bits: NaN beats everything
-#pragma unroll
-  for (int i = 0; i < 16; i++) top = max(top, __float_as_uint(x[i]) & 0x7FFFFFFFu);
   Quantized r;
-  if (top > 0x7F800000u) {
-    r.q[0] = r.q[1] = 0;
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 16; i++) top = max_or_nan(top, fabsf(x[i]));
+  if (top != top) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) r.v[i] = 0.0f;
     r.scale = 0x7F;
     return r;
   }
-  float wanted = __fdiv_rn(__uint_as_float(top), __fmul_rn(g, 6.0f));
+  float wanted = __fdiv_rn(top, __fmul_rn(g, 6.0f));
   if (wanted == 0.0f) wanted = 1.0f;
   r.scale = float_to_e4m3(fminf(fmaxf(wanted, 0x1p-9f), 448.0f));
-  float step = __fmul_rn(half_to_float((u16)e4m3x2_to_half2(r.scale)), g), eight = 8.0f * step;
+  const float step = __fmul_rn(half_to_float((u16)e4m3x2_to_half2(r.scale)), g), six = 6.0f * step;
   // Outside this range a reciprocal or a remainder could leave the normal numbers: divide there.
-  bool plain = step > 0x1p-100f && step < 0x1p15f;
-  float reciprocal = __fdiv_rn(1.0f, step);
-  r.q[0] = r.q[1] = 0;
+  if (step > 0x1p-100f && step < 0x1p15f) {
+    const float reciprocal = __frcp_rn(step);
 #pragma unroll
-  for (int i = 0; i < 16; i++) {
-    float a = fminf(fabsf(x[i]), eight), v;  // 8 rounds to 6 as all above it; infinity is gone
-    if (plain) {
-      v = __fmul_rn(a, reciprocal);
-      v = __fmaf_rn(__fmaf_rn(-v, step, a), reciprocal, v);
-    } else {
-      v = fminf(__fdiv_rn(fabsf(x[i]), step), 8.0f);
+    for (int i = 0; i < 16; i++) {
+      const float a = fminf(fabsf(x[i]), six), v = __fmul_rn(a, reciprocal);  // all above is 6, and infinity is gone
+      r.v[i] = signed_e2m1(__fmaf_rn(__fmaf_rn(-v, step, a), reciprocal, v), x[i]);
     }
-    u32 code = e2m1_code(v);
-    if (v > 0.0f) code |= __float_as_uint(x[i]) >> 28 & 8u;  // a zero has no sign, a value that rounds to zero has
-    r.q[i >> 3] |= code << (4 * (i & 7));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 16; i++) r.v[i] = signed_e2m1(fminf(__fdiv_rn(fabsf(x[i]), step), 6.0f), x[i]);
   }
   return r;
 }
 
 template <bool BF16> DEVICE u32 pack_16(float low, float high) {
-  return (u32)float_to_16<BF16>(low) | (u32)float_to_16<BF16>(high) << 16;
+  return BF16 ? floats_to_bf162(low, high) : floats_to_half2(low, high);
 }
-// E2M1 value of nibble i of q as float
-DEVICE float e2m1_value(u32 q, int i) {
-  u32 n = q >> (4 * i);
-  return __uint_as_float((n & 7u) << 22) * 0x1p126f * (n & 8u ? -1.0f : 1.0f);
+
+// Where block b of row m lies in panels: 8 values there, the others 8 * tokens further. Value s of the block is the one
+// of column `panel_column`: lanes of the tensor cores take neighbouring values, of decoded weights in their cheap order.
+DEVICE u64 panel_piece(int m, int tokens, int b) { return (u64)(2 * b) * tokens + m; }
+template <bool BF16> DEVICE constexpr int panel_column(int s) {
+  const int lane = (s & 7) >> 1, place = BF16 ? (s >> 3) + 2 * (s & 1) : 2 * (s >> 3) + (s & 1);
+  return 4 * lane + place;
 }
 
 // Writes block b of row m, or zeros where that lies beyond M or K.
@@ -117,64 +121,89 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
     }
     return;
   }
+  const int panel_tokens = (to.m + 7) & ~7;
+  if (FORM == 9) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      u32 w[4];
+#pragma unroll
+      for (int s = 0; s < 4; s++) {
+        const int first = panel_column<BF16>(8 * half + 2 * s), second = panel_column<BF16>(8 * half + 2 * s + 1);
+        w[s] = inside ? pack_16<BF16>(x[first], x[second]) : 0u;
+      }
+      store16(to.codes + (panel_piece(m, panel_tokens, b) + half * panel_tokens) * 16, make_uint4(w[0], w[1], w[2], w[3]));
+    }
+    return;
+  }
   Quantized q;
   if (inside) {
     q = quantize_block(x, to.g);
   } else {
-    q.q[0] = q.q[1] = q.scale = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) q.v[i] = 0.0f;
+    q.scale = 0;
   }
   const float scale = half_to_float((u16)e4m3x2_to_half2(q.scale));
   if (FORM == 0) {
-    *(uint2*)(to.codes + at * 8) = make_uint2(q.q[0], q.q[1]);
+    u32 codes[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {  // as a float of the least exponents e2m1 shows its code
+      const u32 bits = __float_as_uint(q.v[i] * 0x1p-126f);
+      codes[i >> 3] |= ((bits >> 22 & 7u) | (bits >> 28 & 8u)) << (4 * (i & 7));
+    }
+    *(uint2*)(to.codes + at * 8) = make_uint2(codes[0], codes[1]);
     to.scales[at] = (u8)q.scale;
   } else if (FORM == 1) {
-    u32 low[2], high[2];
-    e2m1x8_to_int8(q.q[0], low);
-    e2m1x8_to_int8(q.q[1], high);
-    const int vec = lane_blocks(to.k);
-    store16(to.codes + lane_piece(m, to.m, b, vec, 1, 0), make_uint4(low[0], low[1], high[0], high[1]));
+    u32 bytes[4];
     int sum = 0;
-    sum = dp4a(low[0], 0x01010101u, sum);
-    sum = dp4a(low[1], 0x01010101u, sum);
-    sum = dp4a(high[0], 0x01010101u, sum);
-    sum = dp4a(high[1], 0x01010101u, sum);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float* v = q.v + 4 * i;
+      bytes[i] = prmt(prmt(twice_as_int(v[0]), twice_as_int(v[1]), 0x0040),
+                      prmt(twice_as_int(v[2]), twice_as_int(v[3]), 0x0040), 0x5410);
+      sum = dp4a(bytes[i], 0x01010101u, sum);
+    }
+    const int vec = lane_blocks(to.k);
+    store16(to.codes + lane_piece(m, to.m, b, vec, 1, 0), make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]));
     *(uint2*)(to.scales + lane_scale(m, to.m, b, vec) * 8) = make_uint2(__float_as_uint(scale), (u32)(MAGIC_BITS - 16 * sum));
   } else if (FORM == 2) {
     const int vec = lane_blocks(to.k);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       u32 w[4];
-      e2m1x8_to_half2(q.q[half], w);
-      const u32 up = E2M1_UNSTEP == 1.0f ? 0x3C003C00u : 0x74007400u;
-      store16(to.codes + lane_piece(m, to.m, b, vec, 2, half),
-              make_uint4(mul_half2(w[0], up), mul_half2(w[1], up), mul_half2(w[2], up), mul_half2(w[3], up)));
-    }
-    ((float*)to.scales)[lane_scale(m, to.m, b, vec)] = scale;
-  } else if (FORM == 3) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      u32 w[4];
 #pragma unroll
       for (int s = 0; s < 4; s++)
-        w[s] = pack_16<BF16>(e2m1_value(q.q[half], 2 * s) * scale, e2m1_value(q.q[half], 2 * s + 1) * scale);
-      store16(to.codes + at * 32 + half * 16, make_uint4(w[0], w[1], w[2], w[3]));
+        w[s] = pack_16<false>(q.v[8 * half + half_pair_element(2 * s)], q.v[8 * half + half_pair_element(2 * s + 1)]);
+      store16(to.codes + lane_piece(m, to.m, b, vec, 2, half), make_uint4(w[0], w[1], w[2], w[3]));
     }
-  } else if (FORM == 4) {
+    ((float*)to.scales)[lane_scale(m, to.m, b, vec)] = scale;
+  } else if (FORM == 3 || FORM == 4 || FORM == 8) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) q.v[i] *= scale;
     const int vec = lane_blocks(to.k), tiles = (to.m + 7) >> 3;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       u32 w[4];
 #pragma unroll
-      for (int s = 0; s < 4; s++)
-        w[s] = pack_16<false>(e2m1_value(q.q[half], half_pair_element(2 * s)) * scale,
-                              e2m1_value(q.q[half], half_pair_element(2 * s + 1)) * scale);
-      store16(to.codes + fragment_piece(m, b * 16 + 8 * half, tiles, vec) * 16, make_uint4(w[0], w[1], w[2], w[3]));
+      for (int s = 0; s < 4; s++) {
+        const int first = 2 * s, second = 2 * s + 1;
+        if (FORM == 3) w[s] = pack_16<BF16>(q.v[8 * half + first], q.v[8 * half + second]);
+        if (FORM == 4)
+          w[s] = pack_16<false>(q.v[8 * half + half_pair_element(first)], q.v[8 * half + half_pair_element(second)]);
+        if (FORM == 8)
+          w[s] = pack_16<false>(q.v[panel_column<false>(8 * half + first)], q.v[panel_column<false>(8 * half + second)]);
+      }
+      u8* place = to.codes;
+      if (FORM == 3) place += at * 32 + half * 16;
+      if (FORM == 4) place += fragment_piece(m, b * 16 + 8 * half, tiles, vec) * 16;
+      if (FORM == 8) place += (panel_piece(m, panel_tokens, b) + half * panel_tokens) * 16;
+      store16(place, make_uint4(w[0], w[1], w[2], w[3]));
     }
   } else if (FORM == 6 || FORM == 7) {
-    u32 low[2], high[2];
-    e2m1x8_to_e4m3(q.q[0], low);
-    e2m1x8_to_e4m3(q.q[1], high);
-    const uint4 bytes = make_uint4(low[0], low[1], high[0], high[1]);
+    u32 w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = exact_e4m3x4(q.v[4 * i], q.v[4 * i + 1], q.v[4 * i + 2], q.v[4 * i + 3]);
+    const uint4 bytes = make_uint4(w[0], w[1], w[2], w[3]);
     const int chunk = b >> 3, in_chunk = b & 7, chunks = padded_blocks(to.k) >> 3;
     const u64 row = 16 * to.m;
     u8* scales;
@@ -218,14 +247,36 @@ template <bool BF16> DEVICE void rotate(float (&x)[16]) {
   for (int i = 0; i < 16; i++) x[i] = through_16<BF16>(x[i] * 0.25f);
 }
 
+struct Place {
+  int m, b;
+  bool there;
+};
+// Panels come with 256 words of zero, which wide.cu wants.
+DEVICE void clear(const Target& to) {
+  if (PANELS && blockIdx.x == 0)
+    for (u32 i = threadIdx.x; i < 256; i += blockDim.x) ((u32*)to.scales)[i] = 0;
+}
+// The block of this thread. Panels want 8 tokens side by side, other forms a row's blocks.
+DEVICE Place place(const Target& to) {
+  const int blocks = padded_blocks(to.k), rows = PADDED ? (to.m + 7) & ~7 : to.m;
+  if (PANELS && to.m >= 8) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x, eight = (i >> 3) / blocks;
+    const int m = eight * 8 + (i & 7);
+    return {m, (int)((i >> 3) - eight * blocks), m < to.m};
+  }
+  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  const int m = (int)(i / blocks);
+  return {m, (int)(i - (u64)m * blocks), m < rows};
+}
+
 // x [M, K]; one thread a block, grid.x * blockDim.x >= padded rows * padded blocks
 template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
   let_next_launch();
   wait_for_previous();
-  const int blocks = padded_blocks(to.k), rows = PADDED ? (to.m + 7) & ~7 : to.m;
-  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= (u64)rows * blocks) return;
-  const int m = (int)(i / blocks), b = (int)(i - (u64)m * blocks);
+  clear(to);
+  const Place at = place(to);
+  if (!at.there) return;
+  const int m = at.m, b = at.b;
   float v[16];
   if (m < to.m && b < to.k / BLOCK) {
     load_block<BF16>(x + ((u64)m * to.k + b * 16) * 2, v);
@@ -238,15 +289,15 @@ template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
 template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, Target to) {
   let_next_launch();
   wait_for_previous();
-  const int blocks = padded_blocks(to.k), rows = PADDED ? (to.m + 7) & ~7 : to.m;
-  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= (u64)rows * blocks) return;
-  const int m = (int)(i / blocks), b = (int)(i - (u64)m * blocks);
+  clear(to);
+  const Place at = place(to);
+  if (!at.there) return;
+  const int m = at.m, b = at.b;
   float v[16], u[16];
   if (m < to.m && b < to.k / BLOCK) {
-    const u64 at = ((u64)m * stride + b * 16) * 2;
-    load_block<BF16>(gate + at, v);
-    load_block<BF16>(up + at, u);
+    const u64 from = ((u64)m * stride + b * 16) * 2;
+    load_block<BF16>(gate + from, v);
+    load_block<BF16>(up + from, u);
 #pragma unroll
     for (int j = 0; j < 16; j++) {
       const float act = through_16<BF16>(__fdiv_rn(v[j], __fadd_rn(1.0f, expf(-v[j]))));
@@ -262,6 +313,7 @@ template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float ep
   __shared__ float partial[32];
   let_next_launch();
   wait_for_previous();
+  clear(to);
   const int m = blockIdx.x, blocks = to.k / BLOCK, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const u8* row = x + (u64)m * to.k * 2;
   float v[16], w[16], factor = 0.0f;

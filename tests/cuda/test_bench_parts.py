@@ -226,6 +226,8 @@ def test_parts_without_a_gpu(tmp_path):
     [
         (["--tune-seconds", "5"], "go with --tune"),
         (["--tune", "--tune-families", "gemm"], "unknown kernel family 'gemm'"),
+        (["--tune-activations", "w4a16"], "go with --tune"),
+        (["--tune", "--tune-activations", "w8a8"], "unknown activation mode 'w8a8'"),
         (["--device", "cpu", "--layers", "--activation-quant"], "--layers, --activation-quant: no CUDA kernels"),
         (["--plot", "figure.txt"], ".png, .svg, .pdf"),
     ],

@@ -154,6 +154,9 @@ def activation_values(acts: Activations, natural_pairs: bool) -> torch.Tensor:
         codes, scales = _unpair(_from_lanes(first, m, blocks, vec, 2), pairs), _lane_scales(second, m, blocks)
     elif form in ("q16", "x16"):
         return first.double()
+    elif form in ("panels", "panels16"):
+        assert not bool(second.any()), "the flags are not zero"
+        return _from_panels(first, m, k)
     else:
         if first.dtype == torch.bfloat16:
             pairs = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -168,6 +171,17 @@ def _from_lanes(flat: torch.Tensor, m: int, blocks: int, vec: int, pieces: int) 
     chunks = -(-blocks // (32 * vec))
     laid = flat.double().view(chunks, m, vec * pieces, 32, -1)
     return laid.permute(1, 0, 3, 2, 4).reshape(m, -1)[:, : blocks * BLOCK]
+
+
+def _from_panels(flat: torch.Tensor, m: int, k: int) -> torch.Tensor:
+    """Undo panels: float64 [M, K]; asserts that they are zero beyond K."""
+    tokens = -(-m // 8) * 8
+    laid = flat.double().view(-1, 2, tokens, 4, 2)  # block, half, token, lane, value of a pair
+    # a lane's four columns are two of each half, neighbours in fp16 and every other one in bf16
+    order = (2, 0, 3, 4, 1) if flat.dtype == torch.bfloat16 else (2, 0, 3, 1, 4)
+    wide = laid.permute(*order).reshape(tokens, -1)[:m]
+    assert not bool(wide[:, k:].any()), "not zero beyond K"
+    return wide[:, :k]
 
 
 def _from_wgmma(flat: torch.Tensor, m: int, k: int, form: str) -> tuple[torch.Tensor, torch.Tensor]:

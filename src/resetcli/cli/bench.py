@@ -51,7 +51,13 @@ def bench_kernels(
         typer.Option(
             "--tune-families",
             metavar="A,B",
-            help="Kernel families of which all configurations are tried (default gemv,mma,wgmma4,wgmma8).",
+            help="Kernel families of which all configurations are tried (default gemv,mma,wgmma4,wgmma8,wide).",
+        ),
+    ] = None,
+    tune_activations: Annotated[
+        str | None,
+        typer.Option(
+            "--tune-activations", metavar="A,B", help="Kinds of products to tune: w4a4 (default), w4a16, or both."
         ),
     ] = None,
     ablate: Annotated[
@@ -90,15 +96,19 @@ def bench_kernels(
     from resetcli.cuda.shapes import parse_ms, parse_shapes
 
     ms, wanted = parse_ms(m), parse_shapes(shapes)
-    if (tune_seconds is not None or tune_output is not None or tune_families is not None) and not tune:
-        raise UsageError("--tune-seconds, --tune-output and --tune-families go with --tune")
-    for path, option, kind in (
+    if not tune and any(value is not None for value in (tune_seconds, tune_output, tune_families, tune_activations)):
+        raise UsageError("--tune-seconds, --tune-output, --tune-families and --tune-activations go with --tune")
+    kinds = _items(tune_activations) if tune_activations is not None else ["w4a4"]
+    for kind in kinds or [""]:
+        if kind not in ("w4a4", "w4a16"):
+            raise unknown_name("activation mode", kind, ("w4a4", "w4a16"))
+    for path, option, content in (
         (output, "-o", "a bench document"),
         (tune_output, "--tune-output", "a table of kernels"),
         (plot, "--plot", None),
     ):
         if path is not None:
-            check_writable_file(path, option, kind)
+            check_writable_file(path, option, content)
     import torch
 
     from resetcli.base.files import write_json
@@ -118,6 +128,7 @@ def bench_kernels(
         tune_seconds=tune_seconds,
         tune_output=tune_output.expanduser() if tune_output is not None else None,
         families=[family(name).name for name in _items(tune_families)] if tune_families is not None else None,
+        activations=kinds,
         ablate=ablate,
         layers=PRESET_NAMES if layers else (),
         activation_quant=activation_quant,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 FORMS = {
-    "nvfp4": 0, "int8": 1, "f16": 2, "q16": 3, "fragments": 4, "fragments16": 5, "wgmma4": 6, "wgmma8": 7, "x16": None,
+    "nvfp4": 0, "int8": 1, "f16": 2, "q16": 3, "fragments": 4, "fragments16": 5, "wgmma4": 6, "wgmma8": 7,
+    "panels": 8, "panels16": 9, "x16": None,
 }  # fmt: skip
 """Form to the FORM macro of quantize.cu; "x16" is X itself and needs no kernel.
 
@@ -34,8 +35,14 @@ fragments    the same in float16 as tensor-core fragments, flat, padded with zer
 fragments16  X itself as fragments, in its own type
 wgmma4       E4M3 bytes and scales/4 as kernels/hopper.cu reads them for at most 4 tokens, flat, padded with zeros
 wgmma8       the same for at most 8 tokens
+panels       e2m1 * scale float16 as kernels/wide.cu reads it, flat: [K/128][16][M up to a multiple of 8][8 values],
+             zero beyond K, undefined beyond M; int32 [256] of zeros, by which that kernel's CTAs wait for each other
+panels16     X itself as panels, in its own type
 """
-UNQUANTIZED = ("x16", "fragments16")
+UNQUANTIZED = ("x16", "fragments16", "panels16")
+PANELS = ("panels", "panels16")
+FLAGS = 256
+"""Words beside panels."""
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -129,7 +136,8 @@ def quantize_rmsnorm(
     if m:
         threads = min(1024, -(-k // BLOCK // 32) * 32)
         args = (x, weight, *buffers, scale, eps, m, k)
-        _launch(form, f"rmsnorm_quantize_{_SUFFIX[x.dtype]}", (_rows(form, m), threads), args, x.device, pdl)
+        rows = m if form in PANELS else _rows(form, m)
+        _launch(form, f"rmsnorm_quantize_{_SUFFIX[x.dtype]}", (rows, threads), args, x.device, pdl)
     return result
 
 
@@ -179,6 +187,9 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
         tensors = (new(chunks * (256 * m + 64 if form == "wgmma4" else 128 * m + 128), dtype=torch.uint8),)
     elif form == "q16":
         tensors = (new(m, k, dtype=x.dtype),)
+    elif form in PANELS:
+        dtype = torch.float16 if form == "panels" else x.dtype
+        tensors = (new(-(-k // 128) * 128 * (-(-m // 8) * 8), dtype=dtype), new(FLAGS, dtype=torch.int32))
     else:
         dtype = torch.float16 if form == "fragments" else x.dtype
         # Kernels read tokens in up to 8 tiles and so up to 7 tiles beyond the last.
@@ -188,13 +199,14 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
 
 
 def _rows(form: str, m: int) -> int:
-    return -(-m // 8) * 8 if form in ("fragments", "fragments16") else m
+    """Rows that kernels go through."""
+    return -(-m // 8) * 8 if form in ("fragments", "fragments16") or (form in PANELS and m >= 8) else m
 
 
 def _blocks(form: str, m: int, k: int) -> tuple[int, int]:
     """(grid, block) of one thread a block of 16."""
     width = padded_k(k) if form in ("fragments", "fragments16") else k
-    if form in ("wgmma4", "wgmma8"):
+    if form in ("wgmma4", "wgmma8", *PANELS):
         width = -(-k // 128) * 128
     total = _rows(form, m) * (width // BLOCK)
     threads = 64 if total < 1 << 15 else 256  # few: spread over many multiprocessors

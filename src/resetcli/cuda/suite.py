@@ -30,12 +30,14 @@ Save = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Parts:
-    """What runs beside the bench. ``layers``: presets; ``tune_output``: a file for the table of this run."""
+    """What runs beside the bench. ``layers``: presets; ``tune_output``: a file for the table of this run;
+    ``families``, ``activations``: that tuning tries."""
 
     tune: bool = False
     tune_seconds: float | None = None
     tune_output: Path | None = None
     families: Sequence[str] | None = None
+    activations: Sequence[str] = ("w4a4",)
     ablate: bool = False
     layers: Sequence[str] = ()
     activation_quant: bool = False
@@ -197,6 +199,7 @@ def _tune(
             write_json(parts.tune_output, held)
 
     tune(
-        shapes, ms, device=where, dtype=dtype or torch.bfloat16, seed=seed, seconds=parts.tune_seconds,
-        thorough=THOROUGH if parts.families is None else parts.families, on_shape=keep, reporter=reporter,
+        shapes, ms, device=where, dtype=dtype or torch.bfloat16, activations=parts.activations, seed=seed,
+        seconds=parts.tune_seconds, thorough=THOROUGH if parts.families is None else parts.families, on_shape=keep,
+        reporter=reporter,
     )  # fmt: skip

@@ -52,7 +52,7 @@ LEAST = 6
 """Configurations of a family that the first round takes at least, whatever the time."""
 HOPELESS = 3.0
 """A family whose best is so many times slower than the best of all is not timed again."""
-THOROUGH = ("gemv", "mma", "wgmma4", "wgmma8")
+THOROUGH = ("gemv", "mma", "wgmma4", "wgmma8", "wide")
 """Families all of whose configurations are tried by default; of others the cost model's choice alone."""
 
 

@@ -11,9 +11,9 @@ from resetcli.cuda.families.base import Family
 @lru_cache(maxsize=1)
 def families() -> tuple[Family, ...]:
     """All families. Each module has a list FAMILIES."""
-    from resetcli.cuda.families import dense, gemv, hopper, mma
+    from resetcli.cuda.families import dense, gemv, hopper, mma, wide
 
-    return (*gemv.FAMILIES, *mma.FAMILIES, *hopper.FAMILIES, *dense.FAMILIES)
+    return (*gemv.FAMILIES, *mma.FAMILIES, *hopper.FAMILIES, *wide.FAMILIES, *dense.FAMILIES)
 
 
 def family(name: str) -> Family:

@@ -1,0 +1,211 @@
+"""The Hopper family for many tokens (kernels/wide.cu): 16-bit wgmma on weights of layout "tiles", W4A4 and W4A16.
+
+Serves batches of more than 8, prefill, and W4A16 of any M, from the copy of the weights that the family for few tokens
+reads. A configuration is {"groups": warpgroups of 64 rows a CTA, "tokens": of its tile, and either "slices": CTAs of a
+cluster that cut K, "side": CTAs of it side by side along N, which share what they read of X; or "ctas": of the whole
+grid, between which the chunks of all tiles are cut evenly}.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from resetcli.cuda.activations import BLOCK, FLAGS, Activations
+from resetcli.cuda.build import Build
+from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.hopper import COLUMNS, ROWS, pack_tiles
+
+_TILE_CHUNK = 4608
+_SHARED = 227 * 1024
+_TOKENS = (8, 16, 32, 64, 128, 256)
+_MOST_STAGES = 8
+_STREAMING = ((4, 64), (2, 128), (4, 128), (2, 256))
+"""Warpgroups and tokens of the kernels whose grid cuts all tiles evenly."""
+_LONGEST = 32
+"""Chunks of K that one sum takes for up to ``_EXACT`` tokens. The tensor cores cut off what a step adds below the last
+bit of the sum, so an error of 2^-20 sum |x w| is kept up to some 5,000 columns; with more tokens sums are as long as
+those of the library's own products."""
+_EXACT = 128
+_L2, _MEMORY = 24.0, 18.0
+"""Bytes a clock that an SM of an H200 takes in from L2 and from memory, when all do."""
+_START, _REDUCE = 4000.0, 3000.0
+"""Clocks that a CTA spends before its first and after its last product, and on meeting its cluster."""
+
+
+class Wide(Family):
+    """``form`` of W4A4 is float16 whatever X's type: codes times block scales are exact in it."""
+
+    name, layout, form = "wide", "tiles", "panels"
+    cost_model = (2.2, 0.017)  # as an H200 showed it
+
+    def form_for(self, activations: str) -> str:
+        return "panels16" if activations == "w4a16" else self.form
+
+    def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
+        if arch != "sm_90a":
+            return False, f"wgmma is of sm_90a, not of {arch}"
+        if dtype not in DTYPES:
+            return False, f"{dtype} is neither bfloat16 nor float16"
+        if m < 1 or n < 1 or k < BLOCK or k % BLOCK:
+            return False, f"M={m}, N={n}, K={k}: they must be positive and K divisible by {BLOCK}"
+        if m * k >= 1 << 35:
+            return False, f"M={m}, K={k}: too large for 32-bit offsets"
+        return True, ""
+
+    def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
+        return [dict(config) for config in _configs(m, n, k, multiprocessors)]
+
+    def builds(self, arch: str) -> list[Build]:
+        if arch != "sm_90a":
+            return []
+        return [
+            _build(*kernel, bf16, stream)
+            for kernel in _kernels()
+            for bf16 in (False, True)
+            for stream in (False, True)
+            if not stream or kernel in _STREAMING
+        ]
+
+    def prepare(self, weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (pack_tiles(weight, scale),)
+
+    def run(
+        self,
+        config: dict[str, Any],
+        acts: Activations,
+        prepared: tuple[torch.Tensor, ...],
+        out: torch.Tensor,
+        alpha: float,
+        *,
+        n: int,
+        k: int,
+        pdl: bool = False,
+    ) -> None:
+        from resetcli.cuda.launch import launch, load
+
+        groups, tokens, x, flags = config["groups"], config["tokens"], *acts.tensors
+        slices, side, ctas = config["slices"], config["side"], config["ctas"]
+        chunks, parts = -(-k // COLUMNS), None
+        row_tiles, token_tiles = -(-n // (ROWS * groups * side)), -(-acts.m // tokens)
+        clusters = row_tiles * token_tiles
+        if ctas:
+            share, extra = divmod(clusters * chunks, ctas)
+            parts = torch.empty(ctas * ROWS * groups * tokens, dtype=torch.float32, device=out.device)
+        else:
+            share, extra = divmod(chunks, slices)
+        shared = shared_bytes(groups, tokens)
+        module = load(_build(groups, tokens, x.dtype == torch.bfloat16, ctas > 0), out.device)
+        args = (
+            prepared[0], x, out, parts, flags, alpha, n, acts.m, chunks, row_tiles, token_tiles, side.bit_length() - 1,
+            share, extra, int(out.dtype == torch.bfloat16), int(pdl),
+        )  # fmt: skip
+        launch(
+            module.function("wide", shared),
+            ctas or clusters * slices * side,
+            128 * groups + 128,
+            args,
+            shared=shared,
+            pdl=pdl,
+            cluster=slices * side if slices * side > 1 else 0,
+        )
+
+
+def blocks(groups: int, tokens: int) -> int:
+    """CTAs that a multiprocessor holds."""
+    return 2 if groups == 2 and tokens <= 64 else 1
+
+
+def stages(groups: int, tokens: int) -> int:
+    """Chunks that the ring of a CTA holds."""
+    room = (_SHARED + 1024) // blocks(groups, tokens) - 1024 - 16 * _MOST_STAGES
+    return min(_MOST_STAGES, room // _stage(groups, tokens))
+
+
+def shared_bytes(groups: int, tokens: int) -> int:
+    """Dynamic shared memory of a CTA: the ring and two barriers a stage."""
+    return stages(groups, tokens) * (_stage(groups, tokens) + 16)
+
+
+def _stage(groups: int, tokens: int) -> int:
+    return 256 * tokens + groups * _TILE_CHUNK
+
+
+def _kernels() -> list[tuple[int, int]]:
+    """Warpgroups and tokens: four of 256 tokens have no registers for their sums."""
+    return [(groups, tokens) for groups in (2, 4) for tokens in _TOKENS if groups * tokens <= 512]
+
+
+@lru_cache(maxsize=64)
+def _build(groups: int, tokens: int, bf16: bool, stream: bool) -> Build:
+    defines = (
+        ("GROUPS", groups), ("TOKENS", tokens), ("STAGES", stages(groups, tokens)),
+        ("BLOCKS", blocks(groups, tokens)), ("X_BF16", int(bf16)),
+        ("STREAM", int(stream)),
+    )  # fmt: skip
+    return Build("wide.cu", defines)
+
+
+@lru_cache(maxsize=4096)
+def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Ways to cut the work, the one that the cost model likes best first."""
+    chunks = -(-k // COLUMNS)
+    least = next((tokens for tokens in _TOKENS if tokens >= min(m, 64)), 64)
+    most = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
+    fewest = -(-chunks // _LONGEST) if m <= _EXACT else 1  # slices; the largest cluster has 8
+    found = []
+    for groups, tokens in _kernels():
+        if not least <= tokens <= most:
+            continue
+        for side in (1, 2, 4):
+            clusters = _clusters(groups, tokens, side, n, m)
+            for slices in range(min(8, fewest), min(8 // side, chunks) + 1):
+                clocks = _clocks(groups, tokens, slices, side, clusters, chunks, multiprocessors)
+                found.append((clocks, groups, tokens, slices, side, 0))
+        work = _clusters(groups, tokens, 1, n, m) * chunks
+        longest = min(chunks, -(-work // multiprocessors))
+        able = 2 * multiprocessors <= work and multiprocessors <= FLAGS and (m > _EXACT or longest <= _LONGEST)
+        if (groups, tokens) in _STREAMING and able:
+            clocks = _stream_clocks(groups, tokens, work, multiprocessors)
+            found.append((clocks, groups, tokens, 1, 1, multiprocessors))
+    found.sort()
+    keys = ("groups", "tokens", "slices", "side", "ctas")
+    return tuple(tuple(zip(keys, cut, strict=True)) for clocks, *cut in found[:24] if clocks <= 1.5 * found[0][0])
+
+
+def _clusters(groups: int, tokens: int, side: int, n: int, m: int) -> int:
+    """Clusters that have rows and tokens of their own."""
+    return -(-n // (ROWS * groups * side)) * -(-m // tokens)
+
+
+def _clocks(
+    groups: int, tokens: int, slices: int, side: int, clusters: int, chunks: int, multiprocessors: int
+) -> float:
+    """Clocks that the whole product takes, roughly."""
+    held = blocks(groups, tokens)
+    places = multiprocessors * held // (slices * side)
+    if slices * side > 2:
+        places = places * 31 // 32  # not every GPC is a multiple of a large cluster
+    rounds = -(-clusters // max(1, places))
+    apart = 0.0 if slices == 1 else _REDUCE + 16.0 * groups * tokens
+    return rounds * (-(-chunks // slices) * _chunk_clocks(groups, tokens, side) * held + _START + apart)
+
+
+def _stream_clocks(groups: int, tokens: int, work: int, multiprocessors: int) -> float:
+    """The same where ``work`` chunks are cut between all CTAs."""
+    return -(-work // multiprocessors) * _chunk_clocks(groups, tokens, 1) + _START + _REDUCE + 32.0 * groups * tokens
+
+
+def _chunk_clocks(groups: int, tokens: int, side: int) -> float:
+    tensor = 4.0 * groups * max(tokens, 16)
+    decoding = 270.0 * groups
+    packed = _TILE_CHUNK * groups
+    # weights come from memory once, then from L2 for every further tile of tokens
+    loading = max((256.0 * tokens / side + packed) / _L2, packed / _MEMORY)
+    slowest, *others = sorted((tensor, decoding, loading), reverse=True)
+    return slowest + 0.2 * sum(others)
+
+
+FAMILIES: list[Family] = [Wide()]
