@@ -21,7 +21,10 @@ _HEDGE = (
     r"(?:(?:therefore|thus|then|hence|clearly|definitely|most\s+likely|likely|probably|indeed|simply|still|either)"
     r"[\s,:*_]+)*"
 )
-_VERB = r"(?:is|was|(?:seems|appears)(?:\s+to\s+be)?|(?:would|should|must|will|has\s+to)\s+be)\b"
+_VERB = (
+    r"(?:is(?:\s+(?:most\s+)?likely\s+to\s+be)?|was|(?:seems|appears)(?:\s+to\s+be)?|(?:would|should|must|will|has\s+to)"
+    r"\s+(?:(?:therefore|thus|then|hence|clearly|definitely|most\s+likely|likely|probably|indeed|still)\s+)?be)\b"
+)
 _CHOICE = r"(?:option|choice|letter|one|statement|alternative|selection|pick)"
 _HEAD = re.compile(
     rf"(?<![A-Za-z0-9])(?:answer(?:\s+choice)?|(?:correct|right|best|final|chosen|selected|my)\s+{_CHOICE}"
@@ -60,8 +63,17 @@ _LEAD = (
     r"|this\s+is)"
 )
 _ENDS_LETTER = (
-    r"(?![A-Za-z0-9^=+]|['\u2019][A-Za-z]|_(?=[A-Za-z0-9{])|\*(?=[A-Za-z0-9(\\])|-[A-Za-z0-9])"  # C_6, C-H, A's, A*B
+    # C_6, C-H, A's, A*B, C\u2086, C\u207a
+    r"(?![A-Za-z0-9^=+\u00b2\u00b3\u00b9\u2070-\u208e]|['\u2019][A-Za-z]|_(?=[A-Za-z0-9{])|\*(?=[A-Za-z0-9(\\])|-[A-Za-z0-9])"
 )
+_ARTICLE = re.compile(rf"\s+(?:(?!(?:{_CONNECTIVE})\b)[a-z]|[\d.]\S*\s+[a-z]{{3}})")
+"""What follows an A that is a word: "A closer look shows", "A 5% increase"."""
+_NAMES_ANOTHER = re.compile(
+    r"\b(?:compound|molecule|structure|product|reactant|reagent|reaction|intermediate|isomer|substance|species|element"
+    r"|sample|mixture|vitamin|protein|gene|particle|state|system|group|set|type|class|case|point|curve|figure)\s+$",
+    re.IGNORECASE,
+)
+"""Before a letter that is part of a name: "compound C" may be any choice."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +105,10 @@ def extract_letter(text: str, letters: str = "ABCD", *, cut: bool = False) -> st
                 )
                 if (statement := _stated(head.start(), rest, letters, colon)) is not None:
                     found.append(statement)
-        said = (m for m in _reversed(letters).finditer(text) if not supposed(text, m.start()))
-        found += [_Statement(m.start(), "letter", m[1]) for m in said]
+        for said in _reversed(letters).finditer(text):
+            named = _NAMES_ANOTHER.search(text[max(0, said.start() - 20) : said.start()])
+            if not named and not supposed(text, said.start()):
+                found.append(_Statement(said.start(), "letter", said[1]))
         if (last := _last_line(text, letters)) is not None:
             found.append(last)
     denied: set[str] = set()
@@ -133,11 +147,11 @@ def _boxed(start: int, content: str, letters: str) -> _Statement | None:
     named = rf"(?:{inner})?(?:(?:final|correct)\s+)?(?:option|choice|answer|letter)(?:\s+is)?[\s:~]*\}}?"
     match = re.fullmatch(
         rf"(?:{named})?[\s:~]*[(\[]?\s*(?:{inner})?[(\[]?([{letters}])[)\]]?\s*\}}?\s*[)\]]?"
-        r"(?P<tail>(?:\s*[.):}(].*|\s*,.*|\s+-.*|\s*\\(?:[,;: ]|quad|qquad|text|mathrm|textbf|\().*)?)",
+        r"(?P<tail>(?:\s*[.):}(].*|\s*,.*|\s+-.*|\s+\d.*|\s*\\(?:quad|qquad|text|mathrm|textbf|\().*)?)",
         content,
         re.IGNORECASE | re.DOTALL,
     )
-    if match is None:
+    if match is None or (match[1] in "Aa" and _ARTICLE.match(match["tail"])):
         return None
     if _another(match["tail"], letters, re.IGNORECASE):
         return _Statement(start, "none")
@@ -160,8 +174,7 @@ def _stated(start: int, rest: str, letters: str, colon: bool) -> _Statement | No
     ends = bool(re.match(r"[\s*_)\]}$`.!]*(?:\n|$)|</answer", tail))
     if letter.islower() and not bracketed and not (colon and ends):
         return None
-    # "A" as an article: "Answer: A closer look shows ..."
-    if letter == "A" and re.match(rf"\s+(?!(?:{_CONNECTIVE})\b)[a-z]", tail):
+    if letter == "A" and _ARTICLE.match(tail):
         return None
     # "Answer (A) is wrong" speaks of another one.
     if _DISMISSED.match(tail):
@@ -175,11 +188,11 @@ def _stated(start: int, rest: str, letters: str, colon: bool) -> _Statement | No
 
 
 def _another(tail: str, letters: str, flags: int = 0) -> bool:
-    """Whether a second letter follows on equal terms: "or C", "/C", ", C"."""
+    """Whether a second letter follows on equal terms: "or C", "/C", ", C"; not ", and C is wrong"."""
     return bool(
         re.match(
             rf"[\s)\]}}*.]*(?:(?:,\s*|\()?\b(?:or|and)\b|/|&|,(?=\s*\(?[{letters}]\)?[\s.*$}}]*(?:$|\n|,|and\b|or\b)))"
-            rf"\s*(?:possibly|maybe|perhaps|even)?\s*(?:option|choice)?[\s*(\[{{]*[{letters}](?![A-Za-z0-9'\u2019])",
+            rf"\s*(?:possibly|maybe|perhaps|even)?\s*(?:option|choice)?[\s*(\[{{]*[{letters}](?![A-Za-z0-9'\u2019]|{_DISMISSED.pattern})",
             tail,
             flags,
         )

@@ -16,7 +16,7 @@ from resetcli.evaluation.scoring.notation import NUMBER, TIMES, canonical, norma
 _HEDGE = r"(?:therefore|thus|then|hence|simply|exactly|indeed|equal\s+to)"
 _STATEMENT = re.compile(
     rf"(?<![A-Za-z0-9])answer(?:\s+to\s[^.:\n]{{1,60}}?)?(?:,\s*{_HEDGE},?)?[\s*_]*"
-    r"(?:\b(?:is|equals|(?:should|must|would|will)\s+be)\b|[:=\uff1a])[\s*_]*(?:[:=\uff1a][\s*_]*)?"
+    rf"(?:\b(?:is|equals|(?:should|must|would|will)\s+(?:{_HEDGE}\s+)?be)\b|[:=\uff1a])[\s*_]*(?:[:=\uff1a][\s*_]*)?"
     rf"(?:,?\s*{_HEDGE}\b[\s,:*_]*)?(?:,\s*)?"
     r"|^[ \t#*_]*(?:the\s+|my\s+)?(?:final\s+)?answer[ \t*_]*\n[\s*_]*"
     r"|<answer>\s*"
