@@ -7,12 +7,15 @@ our task files are given by path, because it resolves the functions in them befo
     lm_eval run --model reset --model_args pretrained=DIR --apply_chat_template \\
         --tasks "$(python -m resetcli.evaluation.lm_eval_main --tasks-dir)/aime.yaml"
 
-Data comes from RESET_DATA_DIR, else the hub. Our tasks here replace lm-eval's of the same name.
+Data comes from RESET_DATA_DIR, else the hub. lm-eval has tasks of some of our names (aime); here ours replace them,
+whether an option or a configuration file names them, and those of a folder given by --include_path replace both.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
+from unittest import mock
 
 from resetcli.base.errors import ResetError
 from resetcli.evaluation.tasks import TASK_DIR
@@ -25,16 +28,24 @@ def main(argv: list[str] | None = None) -> int:
         print(TASK_DIR)
         return 0
     import lm_eval.models
+    import lm_eval.tasks
     from lm_eval.__main__ import cli_evaluate
 
     import resetcli.evaluation.lm
 
     assert lm_eval.models and resetcli.evaluation.lm
-    if "--tasks" in args or "-t" in args:
-        args += ["--include_path", str(TASK_DIR)] if "--include_path" not in args else []
+
+    class WithOurs(lm_eval.tasks.TaskManager):
+        """lm-eval's command takes one folder, its task manager any number, the last first in rank."""
+
+        def __init__(self, *args: Any, include_path: Any = None, **kwargs: Any):
+            theirs = include_path if isinstance(include_path, (list, tuple)) else [include_path]
+            super().__init__(*args, include_path=[TASK_DIR, *filter(None, theirs)], **kwargs)
+
     sys.argv = ["lm_eval", *args]
     try:
-        cli_evaluate()
+        with mock.patch.object(lm_eval.tasks, "TaskManager", WithOurs):
+            cli_evaluate()
     except ResetError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return exc.exit_code
