@@ -50,6 +50,32 @@ def test_thinking_switch_reaches_the_template():
     assert not opens_thought("<think>a</think>b")
 
 
+@pytest.mark.parametrize(
+    ("said", "added", "opened"),
+    [
+        ("How is the tag <think> parsed?", "<｜Assistant｜>", False),
+        ("How is the tag <think> parsed?", "<｜Assistant｜><think>\n", True),
+        ("What does </think> end?", "<｜Assistant｜><think>\n", True),
+        ("What does </think> end?", "<|im_start|>assistant\n", False),
+        ("hi", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("It begins with <think>", "<|im_start|>assistant\n", False),
+        ("It begins with <think>", "<|im_start|>assistant\n<think>", True),
+    ],
+)
+def test_only_the_template_opens_a_thought(said, added, opened):
+    """A problem may speak of the markers; what counts is what the template wrote after it."""
+
+    class Template(Words):
+        def apply_chat_template(self, messages, **_):
+            return "".join(f"<｜User｜>{m['content']}" for m in messages) + added
+
+    assert opens_thought(render_chat(Template(True), [{"role": "user", "content": said}])) is opened
+
+
+def test_an_end_that_ends_like_the_beginning():
+    assert opens_thought("Q think>", "think>", "</think>") and not opens_thought("Q </think>", "think>", "</think>")
+
+
 def test_no_template():
     tokenizer = Words(False, template=False)
     assert render_chat(tokenizer, MESSAGES) == "hi"

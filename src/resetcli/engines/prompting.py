@@ -52,5 +52,10 @@ def encode_chat(tokenizer: Any, messages: list[dict[str, str]], *, thinking: boo
 
 
 def opens_thought(prompt: str, marker: str = "<think>", end: str = "</think>") -> bool:
-    """Whether a templated prompt leaves a thought open for the model to continue."""
-    return prompt.rfind(marker) > prompt.rfind(end)
+    """Whether a prompt leaves a thought open for the model to continue: it ends on ``marker``, and not on ``end``.
+
+    Templates open a thought as the last thing they write, white space apart; those that also close it at once (Qwen3
+    without thinking) end on ``end``. A marker anywhere before is part of what somebody wrote.
+    """
+    text = prompt.rstrip()
+    return text.endswith(marker.strip()) and not text.endswith(end.strip())
