@@ -126,7 +126,7 @@ def load_rows(paths: list[Path], selection: Selection) -> tuple[list[dict[str, A
 
     A row: "doc_id" and "target" (both the question id), "problem", "starter_code", "platform", "difficulty",
     "contest_date", "alt_answers" (empty), "public", "private" (numbers of tests) and "place" {"path", "offset",
-    "length"}.
+    "length", "sha256" of the line}.
 
     Raises:
         ResetError: a bad line, a row without id, statement, date or tests, tests that are refused, an id twice, an
@@ -153,7 +153,7 @@ def load_rows(paths: list[Path], selection: Selection) -> tuple[list[dict[str, A
                 continue
             made, problem = _row(row, where)
             content.update(_canonical({**made, "function": problem.function, "tests": _digest(problem)}))
-            place = {"path": str(path.resolve()), "offset": offset, "length": len(line)}
+            place = {"path": str(path.resolve()), "offset": offset, "length": len(line), "sha256": _sha256(line)}
             rows.append({**made, "contest_date": day.isoformat(), "place": place})
         if not lines:
             raise ResetError(f"data file {path} is empty; download it again")
@@ -181,8 +181,9 @@ def read_problem(place: dict[str, Any]) -> Problem:
         raise ResetError(
             f"cannot read {place['path']}: {exc.strerror or exc}; its tests are needed for scoring"
         ) from exc
-    row = parse_row(line, where)
-    return _problem(row, where)
+    if _sha256(line) != place["sha256"]:
+        raise ResetError(f"{where}: the file changed after its rows were read; start again")
+    return _problem(parse_row(line, where), where)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -261,6 +262,10 @@ def _cases(row: Row, key: str, where: str) -> list[Case]:
         return decode_cases(value)
     except BadTests as exc:
         raise ResetError(f"{where}: '{key}' is refused: {exc}") from exc
+
+
+def _sha256(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
 
 
 def _digest(problem: Problem) -> str:
