@@ -11,6 +11,11 @@ from resetcli.base.reporting import Reporter
 from resetcli.engines.protocol import Engine
 from resetcli.policy.settings import PolicySettings
 
+POLICY_ARGUMENTS = (
+    "policy", "estimator", "tau0", "t_low", "t_high", "window", "temperature", "top_p", "top_k", "min_p"
+)  # fmt: skip
+"""Model arguments that are the policy's, named as the command line's options."""
+
 
 def open_by_name(
     spec: str,
@@ -19,7 +24,17 @@ def open_by_name(
     policy: dict[str, Any],
     reporter: Reporter,
 ) -> tuple[Engine, PolicySettings | Mapping[str, PolicySettings]]:
-    """Engine and policy of a directory or hub id, by the command line's rules."""
+    """Engine and policy of a directory or hub id, by the command line's rules.
+
+    Raises:
+        UsageError: a name in ``policy`` that is none of ``POLICY_ARGUMENTS``, or a value that will not do.
+        ResetError: no model there, or it does not load.
+    """
+    for name in policy:
+        if name not in POLICY_ARGUMENTS:
+            raise UsageError(f"unknown model argument '{name}' (policy arguments: {', '.join(POLICY_ARGUMENTS)})")
+    # lm-eval reads policy=3 as a number.
+    policy = {**policy, **{name: str(policy[name]) for name in ("policy", "estimator") if policy.get(name) is not None}}
     import torch
 
     from resetcli.engines.factory import EngineOptions, open_engine
@@ -37,15 +52,7 @@ def open_by_name(
 
         path = resolve_model(spec, reporter=reporter).path
     if settings is None:
-        try:
-            settings = resolve_settings(
-                nvfp4=is_nvfp4(path),
-                model_name=path.resolve().name,
-                config=load_config(path),
-                reporter=reporter,
-                **policy,
-            )
-        except TypeError:
-            known = "policy, estimator, tau0, t_low, t_high, window, temperature, top_p, top_k, min_p"
-            raise UsageError(f"unknown model argument among {', '.join(policy)} (policy arguments: {known})") from None
+        settings = resolve_settings(
+            nvfp4=is_nvfp4(path), model_name=path.resolve().name, config=load_config(path), reporter=reporter, **policy
+        )
     return open_engine(EngineOptions(path=path, **options), reporter), settings
