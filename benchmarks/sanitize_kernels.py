@@ -36,24 +36,24 @@ def main() -> int:
         weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda", generator=draw)
         scale = torch.randint(1, 120, (n, k // 16), dtype=torch.uint8, device="cuda", generator=draw)
         scale = scale.view(torch.float8_e4m3fn)
-        for family in families():
-            if chosen is not None and family.name not in chosen:
+        for each in families():
+            if chosen is not None and each.name not in chosen:
                 continue
-            prepared = family.prepare(weight, scale)
+            prepared = each.prepare(weight, scale)
             for m, mode in ((1, "w4a4"), (3, "w4a4"), (8, "w4a4"), (13, "w4a4"), (2, "w4a16")):
-                if not family.supports(arch, m, n, k, torch.bfloat16, mode)[0]:
+                if not each.supports(arch, m, n, k, torch.bfloat16, mode)[0]:
                     continue
                 x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda", generator=draw)
-                acts = activations.quantize(x, 1e-2, family.form_for(mode))
-                configs = family.configs(m, n, k, 132, mode)
+                acts = activations.quantize(x, 1e-2, each.form_for(mode))
+                configs = each.configs(m, n, k, 132, mode)
                 for config in configs[:: max(1, len(configs) // options.configs)][: options.configs]:
                     out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
-                    family.run(config, acts, prepared, out, 1e-4, n=n, k=k)
+                    each.run(config, acts, prepared, out, 1e-4, n=n, k=k)
                     torch.cuda.synchronize()
                     launches += 1
                     if not bool(torch.isfinite(out.cpu()).all()):
                         wrong += 1
-                        print(f"not finite: {family.name} {config} M={m} {n}x{k} {mode}")
+                        print(f"not finite: {each.name} {config} M={m} {n}x{k} {mode}")
     if chosen is None or "wide" in chosen:
         more, bad = many_tokens(arch, draw)
         launches, wrong = launches + more, wrong + bad

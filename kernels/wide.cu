@@ -48,6 +48,9 @@ static constexpr u32 X_CHUNK = TOKENS * 256, STAGE = X_CHUNK + GROUPS * TILE_CHU
 static constexpr u32 PARTS = TOKENS > 128 ? 2 : 1;            // wgmma takes up to 128 tokens here
 static constexpr u32 COLS = TOKENS / PARTS, SUMS = COLS / 2;  // sums of a lane for each
 static constexpr u32 BAND = 16;                               // tiles of tokens
+// Chunks that one sum of the tensor cores takes, where there are registers for sums of those sums: the cores cut off what
+// lies below a sum's last bit, so errors grow with its length.
+static constexpr int LONGEST = 1 << 20, TAKES = TOKENS <= 64 || (TOKENS == 128 && GROUPS == 2) ? 16 : LONGEST + 1;
 static constexpr float UNSCALE = X_BF16 ? 16384.0f : 64.0f;   // what decoding leaves out
 
 // Blocks of K that are multiplied at once; with one, there are registers for the sums of four warpgroups of 128 tokens.
@@ -129,8 +132,13 @@ DEVICE u32 address_in(u32 at, u32 cta) {  // of the cluster
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(cta));
   return there;
 }
-DEVICE void arrive_in(u32 at, u32 cta) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(at, cta)) : "memory");
+// How a thread arrives at a barrier: not at all, at its own CTA's (at `own`), or at another's (at `there`). Without
+// branches, since wgmma is under way.
+enum Arrival { NOWHERE, HERE, THERE };
+DEVICE void arrive(Arrival how, u32 own, u32 there) {
+  asm volatile("{\n.reg .pred p, q;\nsetp.eq.u32 p, %2, 1;\nsetp.eq.u32 q, %2, 2;\n"
+               "@p mbarrier.arrive.shared.b64 _, [%0];\n@q mbarrier.arrive.shared::cluster.b64 _, [%1];\n}"
+               ::"r"(own), "r"(there), "r"((u32)how) : "memory");
 }
 DEVICE void arrive_expecting(u32 at, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
@@ -327,8 +335,11 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 #pragma unroll
     for (int r = 0; r < 4; r++) even[i][r] = odd[i][r] = 0;
   // The chunk before that of `stage` is done with: whoever copies there may know.
-  auto release = [&](u32 stage) {
-    if (lane < (u32)side) arrive_in(empty + 8 * (stage ? stage - 1 : STAGES - 1), first_cta + lane);
+  const Arrival mine = lane == place_aside ? HERE : !STREAM && lane < side ? THERE : NOWHERE;
+  const u32 empty_there = address_in(empty, first_cta + min(lane, side - 1));
+  auto release = [&](bool wanted, u32 stage) {
+    const u32 before = 8 * (stage ? stage - 1 : STAGES - 1);
+    arrive(wanted ? mine : NOWHERE, empty + before, empty_there + before);
   };
   // Blocks of columns, STEP of them from the j-th of a chunk on, are multiplied; then those before are over, and
   // `before` is free.
@@ -345,11 +356,18 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     finish<1>(before);
   };
-  auto accumulate = [&](int length) {
+  auto each_sum = [&](auto&& with) {
 #pragma unroll
     for (u32 p = 0; p < PARTS; p++)
 #pragma unroll
-      for (u32 i = 0; i < SUMS; i++) sums[p][i] = 0.0f;
+      for (u32 i = 0; i < SUMS; i++) with(p, i);
+  };
+  auto finish_sums = [&] {  // nothing is done with them before
+    finish<0>(odd);
+    each_sum([&](u32 p, u32 i) { asm volatile("" : "+f"(sums[p][i])); });
+  };
+  auto sum_up = [&](int length) {
+    each_sum([&](u32 p, u32 i) { sums[p][i] = 0.0f; });
     for (int c = 0; c < length; c++) {
       const u32 at = base + stage * STAGE;
       wait_for(full + 8 * stage, parity);
@@ -368,16 +386,25 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
                  block ? high_twice(t) : low_twice(t), now[i]);
         }
         begin(now, j / STEP % 2 ? even : odd, at, j);
-        if (j == 0 && c) release(stage);
+        if (j == 0) release(c > 0, stage);
       }
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
-    finish<0>(odd);
-    release(stage);
-#pragma unroll
-    for (u32 p = 0; p < PARTS; p++)
-#pragma unroll
-      for (u32 i = 0; i < SUMS; i++) asm volatile("" : "+f"(sums[p][i]));  // nothing is done with them before
+    finish_sums();
+    release(true, stage);
+  };
+  auto accumulate = [&](int length) {
+    if (TAKES > LONGEST) {
+      sum_up(length);
+      return;
+    }
+    float totals[PARTS][SUMS];
+    each_sum([&](u32 p, u32 i) { totals[p][i] = 0.0f; });
+    for (; length > 0; length -= TAKES) {
+      sum_up(min(length, TAKES));
+      each_sum([&](u32 p, u32 i) { totals[p][i] += sums[p][i]; });
+    }
+    each_sum([&](u32 p, u32 i) { sums[p][i] = totals[p][i]; });
   };
 
   // Sums of 64 rows x 8 tokens, of one warpgroup: a lane has rows r and r + 8 of two tokens and writes four rows of one.

@@ -34,13 +34,13 @@ def test_all_parts(tmp_path, monkeypatch):
     assert found["ok"], (found["wrong"], found["failed"], found["parts_failed"], reporter.warnings)
     table = load_table(tmp_path / "table.json")
     assert table is not None and len(table.entries) == 4
-    where = torch.cuda.get_device_capability()
+    hopper = torch.cuda.get_device_capability() == (9, 0)
     names = {row["backend"] for row in found["rows"]}
-    expected = {family.name for family in families() if where == (9, 0) or not family.name.startswith("wgmma")}
+    expected = {family.name for family in families() if hopper or not family.name.startswith(("wgmma", "wide"))}
     assert names >= (expected - {"dense-tiles"}) | {"kernels", "torch-bf16", "torch-int4-g32", "torch-int4-g128"}
     for row in found["rows"]:
         if "alone_us" in row:
-            assert row["of_read"] and row["alone_us"] > 0 and row["row_error"] < 4e-3
+            assert row["of_read"] and row["alone_us"] > 0 and row["row_error"] < 4e-3, row
         if row["backend"] == "kernels":
             assert row["source"] == "user table"
     assert all(row["us"] for row in found["activation_quant"]["rows"]), found["activation_quant"]

@@ -192,7 +192,7 @@ class Case:
         verdict = check(y, truth, size, slack, backend.tolerance(self.dtype), backend.rounding)
         found = {"correct": verdict.correct, "error": verdict.worst if math.isfinite(verdict.worst) else None}
         if isinstance(backend, KernelBackend):
-            error = row_error(y, truth)
+            error = row_error(y, truth, slack)
             found["row_error"] = error if math.isfinite(error) else None
         return found
 

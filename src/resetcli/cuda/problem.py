@@ -135,7 +135,9 @@ def check(
     return Verdict(worst <= 1, worst)
 
 
-def row_error(y: torch.Tensor, truth: torch.Tensor) -> float:
-    """The largest ||y - truth|| / ||truth|| of a row."""
-    error = (y.detach().to(truth.device).double() - truth).norm(dim=1) / truth.norm(dim=1)
-    return error.nan_to_num(nan=float("inf")).max().item()
+def row_error(y: torch.Tensor, truth: torch.Tensor, slack: torch.Tensor | None = None) -> float:
+    """The largest ||y - truth|| / ||truth|| of a row, of what lies beyond ``slack`` [M, N] in each element."""
+    error = (y.detach().to(truth.device).double() - truth).abs()
+    if slack is not None:
+        error = (error - slack).clamp(min=0)
+    return (error.norm(dim=1) / truth.norm(dim=1)).nan_to_num(nan=float("inf")).max().item()

@@ -24,10 +24,9 @@ _TOKENS = (8, 16, 32, 64, 128, 256)
 _MOST_STAGES = 8
 _STREAMING = ((4, 64), (2, 128), (4, 128), (2, 256))
 """Warpgroups and tokens of the kernels whose grid cuts all tiles evenly."""
-_LONGEST = 32
-"""Chunks of K that one sum takes for up to ``_EXACT`` tokens. The tensor cores cut off what a step adds below the last
-bit of the sum, so an error of 2^-20 sum |x w| is kept up to some 5,000 columns; with more tokens sums are as long as
-those of the library's own products."""
+_LONGEST = 16
+"""Chunks of K that one sum takes for up to ``_EXACT`` tokens: errors stay below 2^-20 sum |x w|, see TAKES in wide.cu.
+With more tokens sums may be as long as those of the library's own products."""
 _EXACT = 128
 _L2, _MEMORY = 24.0, 18.0
 """Bytes a clock that an SM of an H200 takes in from L2 and from memory, when all do."""
@@ -154,19 +153,20 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
     chunks = -(-k // COLUMNS)
     least = next((tokens for tokens in _TOKENS if tokens >= min(m, 64)), 64)
     most = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
-    fewest = -(-chunks // _LONGEST) if m <= _EXACT else 1  # slices; the largest cluster has 8
     found = []
     for groups, tokens in _kernels():
         if not least <= tokens <= most:
             continue
+        exact = tokens <= 64 or (groups, tokens) == (2, 128)
+        fewest = 1 if exact or m > _EXACT else -(-chunks // _LONGEST)
         for side in (1, 2, 4):
             clusters = _clusters(groups, tokens, side, n, m)
-            for slices in range(min(8, fewest), min(8 // side, chunks) + 1):
+            for slices in range(fewest, min(8 // side, chunks) + 1):
                 clocks = _clocks(groups, tokens, slices, side, clusters, chunks, multiprocessors)
                 found.append((clocks, groups, tokens, slices, side, 0))
         work = _clusters(groups, tokens, 1, n, m) * chunks
         longest = min(chunks, -(-work // multiprocessors))
-        able = 2 * multiprocessors <= work and multiprocessors <= FLAGS and (m > _EXACT or longest <= _LONGEST)
+        able = 2 * multiprocessors <= work and multiprocessors <= FLAGS and (exact or m > _EXACT or longest <= _LONGEST)
         if (groups, tokens) in _STREAMING and able:
             clocks = _stream_clocks(groups, tokens, work, multiprocessors)
             found.append((clocks, groups, tokens, 1, 1, multiprocessors))
