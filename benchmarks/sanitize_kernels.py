@@ -19,14 +19,24 @@ from resetcli.cuda.build import architecture
 from resetcli.cuda.families import families, family
 
 SHAPES = ((72, 272), (200, 1040), (130, 512))
-LARGE = (1300, 1040, 300)
-"""N, K and M of the family for many tokens: enough work for a grid that is cut evenly."""
+LARGE = (4160, 1040, 300)
+"""N, K and M of the family for many tokens: enough work for a grid that is cut evenly to use its rings again."""
+MANY = (
+    (2, 64, 1, 1, 0), (4, 64, 2, 1, 0), (2, 128, 1, 1, 0), (4, 128, 1, 1, 0), (2, 256, 1, 1, 0), (2, 256, 2, 1, 0),
+    (4, 64, 1, 1, 132), (2, 128, 1, 1, 132), (4, 128, 1, 1, 132), (2, 256, 1, 1, 132),
+    (4, 64, 1, 2, 0), (2, 256, 1, 2, 0), (2, 128, 2, 4, 0),
+)  # fmt: skip
+"""Its configurations there: groups, tokens, slices, side, ctas."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", help="names, separated by commas (default: all)")
     parser.add_argument("--configs", type=int, default=4, help="configurations of a family, M and shape")
+    parser.add_argument(
+        "--no-shared-copies", action="store_true",
+        help="leave out CTAs that copy for each other: racecheck does not follow a barrier that another CTA arrives at",
+    )  # fmt: skip
     options = parser.parse_args()
     chosen = None if options.families is None else set(options.families.split(","))
     arch = architecture(torch.cuda.get_device_capability())
@@ -46,6 +56,8 @@ def main() -> int:
                 x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda", generator=draw)
                 acts = activations.quantize(x, 1e-2, each.form_for(mode))
                 configs = each.configs(m, n, k, 132, mode)
+                if options.no_shared_copies:
+                    configs = [config for config in configs if config.get("side", 1) == 1]
                 for config in configs[:: max(1, len(configs) // options.configs)][: options.configs]:
                     out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
                     each.run(config, acts, prepared, out, 1e-4, n=n, k=k)
@@ -55,7 +67,7 @@ def main() -> int:
                         wrong += 1
                         print(f"not finite: {each.name} {config} M={m} {n}x{k} {mode}")
     if chosen is None or "wide" in chosen:
-        more, bad = many_tokens(arch, draw)
+        more, bad = many_tokens(arch, draw, not options.no_shared_copies)
         launches, wrong = launches + more, wrong + bad
     if chosen is None:
         x, w = (torch.randn(3, 272, dtype=torch.bfloat16, device="cuda", generator=draw) for _ in range(2))
@@ -70,7 +82,7 @@ def main() -> int:
     return int(wrong > 0)
 
 
-def many_tokens(arch: str, draw: torch.Generator) -> tuple[int, int]:
+def many_tokens(arch: str, draw: torch.Generator, shared: bool) -> tuple[int, int]:
     """Launches of the family for many tokens, of each way to cut the work, and how many were not finite."""
     n, k, m = LARGE
     wide = family("wide")
@@ -83,8 +95,10 @@ def many_tokens(arch: str, draw: torch.Generator) -> tuple[int, int]:
         torch.randn(m, k, dtype=torch.bfloat16, device="cuda", generator=draw), 1e-2, wide.form_for("w4a4")
     )
     launches = wrong = 0
-    configs = wide.configs(m, n, k, 132, "w4a4")
-    for config in [c for c in configs if c["ctas"]] + [c for c in configs if not c["ctas"]][::4]:
+    for groups, tokens, slices, side, ctas in MANY:
+        if side > 1 and not shared:
+            continue
+        config = {"groups": groups, "tokens": tokens, "slices": slices, "side": side, "ctas": ctas}
         out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
         wide.run(config, acts, prepared, out, 1e-4, n=n, k=k)
         torch.cuda.synchronize()
