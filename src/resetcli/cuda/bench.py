@@ -194,7 +194,7 @@ def _method(
         "dtype": str(dtype).removeprefix("torch."),
         "weights": f"cold: copies in rotation, {COLD_MULTIPLE[device.type]:g} last-level caches wanted between "
         f"two uses, at most {memory / 1e9:g} GB of copies; a row's 'cold' says how many lay between",
-        "order": "backends and read-only passes alternate within each round",
+        "order": "backends and read-only passes alternate within each round; on a GPU in another order each round",
         "clock": clock,
         "rounds": f"{least} to {most} a row after 1 of warm-up, within {seconds:g} s over all rows; "
         "medians, quartiles, minima",

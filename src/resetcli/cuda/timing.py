@@ -12,6 +12,7 @@ between two events.
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -86,7 +87,8 @@ def time_cuda(
     """As ``time_cpu`` on the current CUDA device; a time is a replay's over the calls in it.
 
     A candidate's graph goes through all its copies, several times if they are few, since starting a graph takes
-    as long as a small call. Replays of the candidates alternate.
+    as long as a small call. Replays of the candidates alternate, in another order each round: what ran before a
+    candidate costs or spares it some per cent.
 
     Args:
         failed: where given, a candidate that cannot run is entered there with the reason and gets no times; else its
@@ -106,9 +108,11 @@ def time_cuda(
         graph.replay()
     torch.cuda.synchronize()
     end = time.perf_counter() + seconds
+    shuffle = random.Random(0).shuffle
     for i in itertools.count():
         if i >= most or (i >= least and time.perf_counter() >= end):
             return
+        shuffle(graphs)
         for candidate, graph, kept in graphs:
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()

@@ -22,16 +22,23 @@ _TILE_CHUNK = 4608
 _SHARED = 227 * 1024
 _TOKENS = (8, 16, 32, 64, 128, 256)
 _MOST_STAGES = 8
-_STREAMING = ((4, 64), (2, 128), (4, 128), (2, 256))
-"""Warpgroups and tokens of the kernels whose grid cuts all tiles evenly."""
 _LONGEST = 16
 """Chunks of K that one sum takes for up to ``_EXACT`` tokens: errors stay below 2^-20 sum |x w|, see TAKES in wide.cu.
 With more tokens sums may be as long as those of the library's own products."""
 _EXACT = 128
-_L2, _MEMORY = 24.0, 18.0
-"""Bytes a clock that an SM of an H200 takes in from L2 and from memory, when all do."""
-_START, _REDUCE = 4000.0, 3000.0
-"""Clocks that a CTA spends before its first and after its last product, and on meeting its cluster."""
+_CHUNK = {
+    (2, 8): (0.45, 0.44, 0.44), (2, 16): (0.45, 0.44, 0.44), (2, 32): (0.48, 0.46, 0.46), (2, 64): (0.65, 0.60, 0.54),
+    (2, 128): (0.86, 0.72, 0.66), (2, 256): (1.19, 1.22, 1.28), (4, 8): (0.75, 0.74, 0.74), (4, 16): (0.77, 0.75, 0.75),
+    (4, 32): (0.80, 0.78, 0.78), (4, 64): (1.05, 0.97, 0.95), (4, 128): (1.38, 1.28, 1.27),
+}  # fmt: skip
+"""Microseconds that a CTA of an H200 takes for a chunk, by warpgroups and tokens, for 1, 2 and 4 CTAs side by side."""
+_STREAMING = {(4, 64): 1.25, (2, 128): 0.90, (2, 256): 1.42, (4, 128): 1.54}
+"""The same of the kernels whose grid cuts all tiles evenly: its CTAs are at different places in K."""
+_TOGETHER = 1.75
+"""What two CTAs of a multiprocessor take, in times of one."""
+_FIXED, _APART, _STREAM_FIXED, _PART, _MEMORY = 4.0, 3.0, 8.0, 2.0, 3.9e6
+"""Microseconds before and after, for adding up a cluster's sums, with an even cut and for each of its parts of a tile
+beyond the first; bytes a microsecond of memory."""
 
 
 class Wide(Family):
@@ -153,6 +160,7 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
     chunks = -(-k // COLUMNS)
     least = next((tokens for tokens in _TOKENS if tokens >= min(m, 64)), 64)
     most = next((tokens for tokens in _TOKENS if tokens >= m), _TOKENS[-1])
+    least_us = n * k * 9 / 16 / _MEMORY + _FIXED
     found = []
     for groups, tokens in _kernels():
         if not least <= tokens <= most:
@@ -162,17 +170,18 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
         for side in (1, 2, 4):
             clusters = _clusters(groups, tokens, side, n, m)
             for slices in range(fewest, min(8 // side, chunks) + 1):
-                clocks = _clocks(groups, tokens, slices, side, clusters, chunks, multiprocessors)
-                found.append((clocks, groups, tokens, slices, side, 0))
+                took = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
+                found.append((max(took, least_us), groups, tokens, slices, side, 0))
         work = _clusters(groups, tokens, 1, n, m) * chunks
-        longest = min(chunks, -(-work // multiprocessors))
-        able = 2 * multiprocessors <= work and multiprocessors <= FLAGS and (exact or m > _EXACT or longest <= _LONGEST)
-        if (groups, tokens) in _STREAMING and able:
-            clocks = _stream_clocks(groups, tokens, work, multiprocessors)
-            found.append((clocks, groups, tokens, 1, 1, multiprocessors))
+        share = -(-work // multiprocessors)
+        able = 2 * multiprocessors <= work and multiprocessors <= FLAGS
+        if (groups, tokens) in _STREAMING and able and (exact or m > _EXACT or min(chunks, share) <= _LONGEST):
+            parts = max(0.0, chunks / share - 1.5) * groups * tokens / 512
+            took = share * _STREAMING[groups, tokens] + _STREAM_FIXED + _PART * parts
+            found.append((max(took, least_us), groups, tokens, 1, 1, multiprocessors))
     found.sort()
     keys = ("groups", "tokens", "slices", "side", "ctas")
-    return tuple(tuple(zip(keys, cut, strict=True)) for clocks, *cut in found[:24] if clocks <= 1.5 * found[0][0])
+    return tuple(tuple(zip(keys, cut, strict=True)) for took, *cut in found[:24] if took <= 1.5 * found[0][0])
 
 
 def _clusters(groups: int, tokens: int, side: int, n: int, m: int) -> int:
@@ -180,32 +189,21 @@ def _clusters(groups: int, tokens: int, side: int, n: int, m: int) -> int:
     return -(-n // (ROWS * groups * side)) * -(-m // tokens)
 
 
-def _clocks(
+def _microseconds(
     groups: int, tokens: int, slices: int, side: int, clusters: int, chunks: int, multiprocessors: int
 ) -> float:
-    """Clocks that the whole product takes, roughly."""
-    held = blocks(groups, tokens)
+    """What the whole product takes, roughly."""
+    ctas, held = clusters * slices * side, blocks(groups, tokens)
     places = multiprocessors * held // (slices * side)
     if slices * side > 2:
         places = places * 31 // 32  # not every GPC is a multiple of a large cluster
     rounds = -(-clusters // max(1, places))
-    apart = 0.0 if slices == 1 else _REDUCE + 16.0 * groups * tokens
-    return rounds * (-(-chunks // slices) * _chunk_clocks(groups, tokens, side) * held + _START + apart)
-
-
-def _stream_clocks(groups: int, tokens: int, work: int, multiprocessors: int) -> float:
-    """The same where ``work`` chunks are cut between all CTAs."""
-    return -(-work // multiprocessors) * _chunk_clocks(groups, tokens, 1) + _START + _REDUCE + 32.0 * groups * tokens
-
-
-def _chunk_clocks(groups: int, tokens: int, side: int) -> float:
-    tensor = 4.0 * groups * max(tokens, 16)
-    decoding = 270.0 * groups
-    packed = _TILE_CHUNK * groups
-    # weights come from memory once, then from L2 for every further tile of tokens
-    loading = max((256.0 * tokens / side + packed) / _L2, packed / _MEMORY)
-    slowest, *others = sorted((tensor, decoding, loading), reverse=True)
-    return slowest + 0.2 * sum(others)
+    chunk = _CHUNK[groups, tokens][side.bit_length() - 1]
+    if held == 2 and ctas > multiprocessors:
+        chunk *= _TOGETHER
+    size = groups * tokens / 512
+    apart = 0.0 if slices == 1 else _APART * (1 + size) / 2
+    return rounds * (-(-chunks // slices) * chunk + _FIXED + size + apart)
 
 
 FAMILIES: list[Family] = [Wide()]
