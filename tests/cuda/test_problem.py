@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from resetcli.cuda.problem import check, make_problem, quantize_activations, unpack
+from resetcli.cuda.problem import check, make_problem, quantize_activations, row_error, unpack
 from resetcli.cuda.shapes import Shape
 
 
@@ -83,3 +83,23 @@ def test_check_catches(bad: str) -> None:
     else:
         y[1, 7] = {"nan": float("nan"), "inf": float("inf"), "one element": y[1, 7] * 1.01 + 1e-3}[bad]
     assert not check(y, problem.plain, problem.plain_size, None, 2.0**-14).correct
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_lawful_deviation_is_rounded_as_it_stands(dtype: torch.dtype) -> None:
+    """What lies a lawful deviation beside the answer is rounded by half a step of its own, not of the answer's."""
+    draw = torch.Generator().manual_seed(3)
+    truth = torch.randn(64, 512, dtype=torch.float64, generator=draw)
+    size, slack = truth.abs() * 8, torch.rand(64, 512, dtype=torch.float64, generator=draw)
+    for off in (slack, slack + 2.0**-20 * size):
+        assert check((truth + off).to(dtype), truth, size, slack, 2.0**-20, rounding=0.5).correct
+    assert not check((truth + 1.01 * slack + 0.1).to(dtype), truth, size, slack, 2.0**-20, rounding=0.5).correct
+
+
+def test_the_error_of_a_row_is_what_lies_beyond_lawful_deviations() -> None:
+    truth = torch.ones(2, 4, dtype=torch.float64)
+    slack = torch.tensor([[0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    y = truth + slack
+    assert row_error(y, truth, slack) == 0.0 and row_error(y, truth) == 0.25
+    y[1, 3] += 0.2
+    assert row_error(y, truth, slack) == pytest.approx(0.1)

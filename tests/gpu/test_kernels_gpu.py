@@ -82,9 +82,10 @@ def product(family, config, case: Case, m: int, mode: str, prepared, *, pdl: boo
 
 
 def wrong(family, config, case: Case, m: int, mode: str, prepared) -> str:
-    # beyond 128 tokens "wide" sums as long a K in the tensor cores as the library does
+    # Beyond 128 tokens "wide" sums as long a K in the tensor cores as the library does.
     exact = not family.name.startswith("dense") and (family.name != "wide" or m <= 128)
     sums = SUM_BOUND if exact else LIBRARY_BOUND
+    assert family.error(m) == sums, "the bench judges by another bound"
     fault = faults(product(family, config, case, m, mode, prepared), case.answer[mode][:m], case.size[mode][:m], sums)
     return fault and f"{family.name} {config} {mode} M={m} N={case.n} K={case.k} {case.x.dtype}: {fault}"
 

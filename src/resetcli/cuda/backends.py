@@ -79,6 +79,10 @@ class Backend(ABC):
         """Error allowed relative to sum |x||w|: float32 accumulation, plus operand rounding in 16 bit."""
         return 2.0**-14 if self.input_dtype(dtype) == torch.float32 else 2.0**-12
 
+    def tolerance_at(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> float:
+        """``tolerance`` of a product."""
+        return self.tolerance(dtype)
+
 
 class _Layer(Backend):
     """Our ``NVFP4Linear``: dequantizes once, caches, and multiplies in torch (design 1.5 before the kernels)."""

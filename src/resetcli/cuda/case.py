@@ -189,7 +189,8 @@ class Case:
             truth, size = problem.plain[:m], problem.plain_size[:m]
         else:
             truth, size = problem.plain[:m] * problem.global_scale, problem.plain_size[:m] * problem.global_scale
-        verdict = check(y, truth, size, slack, backend.tolerance(self.dtype), backend.rounding)
+        tolerance = backend.tolerance_at(x.device, m, self.shape.n, self.shape.k, self.dtype)
+        verdict = check(y, truth, size, slack, tolerance, backend.rounding)
         found = {"correct": verdict.correct, "error": verdict.worst if math.isfinite(verdict.worst) else None}
         if isinstance(backend, KernelBackend):
             error = row_error(y, truth, slack)

@@ -139,8 +139,8 @@ class KernelBackend(Backend):
         plan = self.plan(device, m, n, k, dtype)
         return {"family": plan.family.name, "config": plan.config, "pdl": plan.pdl, "source": plan.source}
 
-    def tolerance(self, dtype: torch.dtype) -> float:
-        return 2.0**-20
+    def tolerance_at(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> float:
+        return self.plan(device, m, n, k, dtype).family.error(m)
 
 
 class FamilyBackend(KernelBackend):
@@ -157,10 +157,6 @@ class FamilyBackend(KernelBackend):
         if not able:
             raise ResetError(why)
         return family_plan(self.family, where, m, n, k, dtype)
-
-    def tolerance(self, dtype: torch.dtype) -> float:
-        # A library adds a long K in the tensor cores, by truncation.
-        return 2.0**-18 if self.family.name.startswith("dense") else super().tolerance(dtype)
 
 
 class Dispatched(KernelBackend):

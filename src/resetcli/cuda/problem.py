@@ -128,9 +128,9 @@ def check(
         rounding: of y's type, in its epsilons; half of one is what rounding once to nearest costs at most.
     """
     got = y.detach().to(truth.device).double()
-    bound = tolerance * size + rounding * torch.finfo(y.dtype).eps * truth.abs() + torch.finfo(torch.float64).tiny
-    if slack is not None:
-        bound = bound + slack
+    off = tolerance * size if slack is None else tolerance * size + slack
+    # What is rounded is not the answer, but what lies up to ``off`` beside it.
+    bound = off + rounding * torch.finfo(y.dtype).eps * (truth.abs() + off) + torch.finfo(torch.float64).tiny
     worst = ((got - truth).abs() / bound).nan_to_num(nan=float("inf")).max().item()
     return Verdict(worst <= 1, worst)
 

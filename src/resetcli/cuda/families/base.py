@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from resetcli.cuda.activations import Activations
     from resetcli.cuda.build import Build
 
+SHORT_SUMS, LONG_SUMS = 2.0**-20, 2.0**-18
+"""Errors of float32 sums, and of a long K added in the tensor cores, which cut off what lies below a sum's last bit, as
+in a library's products."""
 DTYPES = (torch.bfloat16, torch.float16)
 """Types of X and Y that kernels read and write."""
 
@@ -34,6 +37,10 @@ class Family(ABC):
     layout: str = "rows"
     form: str
     cost_model: tuple[float, float] = (1.5, 0.05)
+
+    def error(self, m: int) -> float:
+        """The largest lawful |y - answer| with M tokens, as a part of sum |x w|, beside one rounding to Y's type."""
+        return SHORT_SUMS
 
     def form_for(self, activations: str) -> str:
         """The form of the activations that ``run`` wants for "w4a4" or "w4a16"."""

@@ -18,7 +18,7 @@ import torch
 
 from resetcli.cuda.activations import BLOCK, Activations
 from resetcli.cuda.build import Build, architecture_number
-from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.base import DTYPES, LONG_SUMS, Family
 from resetcli.cuda.families.hopper import ROWS, pack_tiles
 
 SCRATCH = 512 * 1024 * 1024
@@ -48,6 +48,9 @@ class Dense(Family):
         if self.layout == "tiles" and arch != "sm_90a":
             return False, f"layout tiles is made for sm_90a, not for {arch}"
         return True, ""
+
+    def error(self, m: int) -> float:
+        return LONG_SUMS
 
     def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
         return [{}]

@@ -15,7 +15,7 @@ import torch
 
 from resetcli.cuda.activations import BLOCK, FLAGS, Activations
 from resetcli.cuda.build import Build
-from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.base import DTYPES, LONG_SUMS, SHORT_SUMS, Family
 from resetcli.cuda.families.hopper import COLUMNS, ROWS, pack_tiles
 
 _TILE_CHUNK = 4608
@@ -23,9 +23,9 @@ _SHARED = 227 * 1024
 _TOKENS = (8, 16, 32, 64, 128, 256)
 _MOST_STAGES = 8
 _LONGEST = 16
-"""Chunks of K that one sum takes for up to ``_EXACT`` tokens: errors stay below 2^-20 sum |x w|, see TAKES in wide.cu.
+"""Chunks of K that one sum takes for up to ``_FEW`` tokens: errors stay below 2^-20 sum |x w|, see TAKES in wide.cu.
 With more tokens sums may be as long as those of the library's own products."""
-_EXACT = 128
+_FEW = 128
 _CHUNK = {
     (2, 8): (0.45, 0.44, 0.44), (2, 16): (0.45, 0.44, 0.44), (2, 32): (0.48, 0.46, 0.46), (2, 64): (0.65, 0.60, 0.54),
     (2, 128): (0.86, 0.72, 0.66), (2, 256): (1.19, 1.22, 1.28), (4, 8): (0.75, 0.74, 0.74), (4, 16): (0.77, 0.75, 0.75),
@@ -60,6 +60,9 @@ class Wide(Family):
         if m * k >= 1 << 35:
             return False, f"M={m}, K={k}: too large for 32-bit offsets"
         return True, ""
+
+    def error(self, m: int) -> float:
+        return SHORT_SUMS if m <= _FEW else LONG_SUMS
 
     def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
         return [dict(config) for config in _configs(m, n, k, multiprocessors)]
@@ -166,7 +169,7 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
         if not least <= tokens <= most:
             continue
         exact = tokens <= 64 or (groups, tokens) == (2, 128)
-        fewest = 1 if exact or m > _EXACT else -(-chunks // _LONGEST)
+        fewest = 1 if exact or m > _FEW else -(-chunks // _LONGEST)
         for side in (1, 2, 4):
             clusters = _clusters(groups, tokens, side, n, m)
             for slices in range(fewest, min(8 // side, chunks) + 1):
@@ -175,7 +178,7 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
         work = _clusters(groups, tokens, 1, n, m) * chunks
         share = -(-work // multiprocessors)
         able = 2 * multiprocessors <= work and multiprocessors <= FLAGS
-        if (groups, tokens) in _STREAMING and able and (exact or m > _EXACT or min(chunks, share) <= _LONGEST):
+        if (groups, tokens) in _STREAMING and able and (exact or m > _FEW or min(chunks, share) <= _LONGEST):
             parts = max(0.0, chunks / share - 1.5) * groups * tokens / 512
             took = share * _STREAMING[groups, tokens] + _STREAM_FIXED + _PART * parts
             found.append((max(took, least_us), groups, tokens, 1, 1, multiprocessors))
