@@ -17,9 +17,9 @@
 //   - CTAs side by side along N may form a cluster as well, each of which reads a part of X for all of them.
 // Tiles run through the tokens first, in bands, so that what the CTAs at work read of X and W stays in L2.
 //
-// What was traded: registers for sums leave room for one CTA an SM, so the 4 us that an H200 takes for the first bytes and
-// the last stores of a tile overlap with nothing. (In the loop 256 tokens run at the tensor cores' full rate; 128 with two
-// warpgroups at 5/6 of it, waiting for X, the more so without a CTA aside.)
+// What was traded: registers for sums leave room for one CTA an SM, so the 4 us that an H200 takes for the first bytes
+// and the last stores of a tile overlap with nothing. (In the loop 256 tokens run at the tensor cores' full rate, 128
+// with two warpgroups at 5/6 of it, waiting for X, the more so without a CTA aside.)
 //
 // Compile-time: GROUPS warpgroups of 64 rows, TOKENS of a tile (8 to 256), STAGES of the ring, BLOCKS CTAs an SM,
 // X_BF16 the type of x (and so of decoded weights): bf16 for W4A16 on bf16, else fp16. STREAM 1 for the even cut.

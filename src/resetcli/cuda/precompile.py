@@ -39,7 +39,7 @@ def needed(arch: str, ms: Sequence[int], ks: Sequence[int]) -> list[Build]:
         if build.source == "gemv.cu":
             # One token as well: with C1 off it runs for each token.
             right = macros["ARITH"] in (1, 2) and macros["TOKENS"] in {1, *ms}
-        elif build.source == "mma.cu":
+        elif build.source in ("mma.cu", "wide.cu"):
             right = macros["X_BF16"] == 0  # W4A4 multiplies in float16
         else:
             right = True
