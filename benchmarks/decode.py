@@ -298,7 +298,7 @@ def line(result: dict[str, Any]) -> str:
 def commit() -> dict[str, Any]:
     """The checkout's commit and whether tracked files differ from it; nulls outside a git checkout."""
     found = [
-        subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False)
+        subprocess.run(["git", "--no-optional-locks", *words], cwd=HERE, capture_output=True, text=True, check=False)
         for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
     ]
     if found[0].returncode:

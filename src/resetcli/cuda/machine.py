@@ -76,7 +76,8 @@ def commit(given: str | None = None) -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
+        # Else "status" writes the index anew, and where that is broken off a lock file stays in the checkout.
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
