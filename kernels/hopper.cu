@@ -26,7 +26,7 @@
 // What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
 //
 // Compile-time: GROUPS warpgroups a CTA, STAGES of the ring, SPREAD 0 for M <= 4 and 1 for M <= 8.
-#include "nvfp4.cuh"
+#include "hopper.cuh"
 
 #ifndef GROUPS
 #define GROUPS 4
@@ -65,11 +65,6 @@ DEVICE void copy_chunk_if(bool wanted, bool scales, u32 to, const u8* from) {
 }
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-DEVICE uint4 shared16(u32 a) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
-  return v;
-}
 DEVICE void unpack(u32 (&to)[4], uint4 v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
 DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }  // to wgmma
 DEVICE float low_float(u32 pair) { return half_to_float((u16)pair); }
@@ -172,9 +167,7 @@ DEVICE void deliver(const float (&total)[SUMS], u32 place, u32 owner, u32 gate, 
     asm volatile("st.shared" VECTOR ";" ::"r"(place), VALUES : "memory");
     return;
   }
-  u32 to, there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(place), "r"(owner));
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(gate), "r"(owner));
+  const u32 to = address_in(place, owner), there = address_in(gate, owner);
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes" VECTOR ", " LAST ";" ::"r"(to), VALUES, "r"(there)
                : "memory");
 }
@@ -259,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int mine = (quads - (int)rank + (int)ranks - 1) >> rank_bits;  // quads that meet here
   const bool shares = ranks > 1;
   if (shares && tid == 0) {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(gate) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    init_barrier(gate, 1);
+    publish_barriers();
   }
   // Descriptors of wgmma: low word address and stride between the two blocks, high word stride between 8 columns,
   // all in 16 bytes. SPREAD 0: a row of zeros follows each token's; the second block is taken from one row earlier.
@@ -288,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (shares) {
     if (tid == 0) {
       const int met = 4 * mine - (((quads - 1) & (ranks - 1)) == rank ? 4 * quads - units : 0);
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(gate), "r"(met * parts * (PART / 4)) : "memory");
+      arrive_expecting(gate, met * parts * (PART / 4));
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -401,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       y[(size_t)token * n + column] = bf16 ? float_to_bf16(value * scale) : float_to_half(value * scale);
   };
   if (shares)
-    asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra AGAIN;\n}" ::"r"(gate) : "memory");
+    wait_for(gate, 0);
   else
     __syncthreads();
   for (int i = tid; i < mine * 128; i += THREADS) {

@@ -22,8 +22,8 @@
 // with two warpgroups at 5/6 of it, waiting for X, the more so without a CTA aside.)
 //
 // Compile-time: GROUPS warpgroups of 64 rows, TOKENS of a tile (8 to 256), STAGES of the ring, BLOCKS CTAs an SM,
-// X_BF16 the type of x (and so of decoded weights): bf16 for W4A16 on bf16, else fp16. STREAM 1 for the even cut.
-#include "nvfp4.cuh"
+// X_BF16 the type of x (and so of decoded weights): bf16 for W4A16 on bf16, else fp16. STREAM 1 for the even cut, TAKES.
+#include "hopper.cuh"
 
 #ifndef GROUPS
 #define GROUPS 4
@@ -43,6 +43,11 @@
 #ifndef STREAM
 #define STREAM 0
 #endif
+// Chunks that one sum of the tensor cores takes, where there are registers for sums of those sums; 0 for all. The cores cut
+// off what lies below a sum's last bit, so errors grow with its length.
+#ifndef TAKES
+#define TAKES 0
+#endif
 
 static constexpr u32 WORKERS = 128 * GROUPS;                  // and a warpgroup one warp of which copies
 // Registers of a worker: all of a CTA share what it was launched with (80, 96 or 168 a thread), and copying needs 32.
@@ -52,9 +57,6 @@ static constexpr u32 X_CHUNK = TOKENS * 256, STAGE = X_CHUNK + GROUPS * TILE_CHU
 static constexpr u32 PARTS = TOKENS > 128 ? 2 : 1;            // wgmma takes up to 128 tokens here
 static constexpr u32 COLS = TOKENS / PARTS, SUMS = COLS / 2;  // sums of a lane for each
 static constexpr u32 BAND = 16;                               // tiles of tokens
-// Chunks that one sum of the tensor cores takes, where there are registers for sums of those sums: the cores cut off what
-// lies below a sum's last bit, so errors grow with its length.
-static constexpr int LONGEST = 1 << 20, TAKES = TOKENS <= 64 || (TOKENS == 128 && GROUPS == 2) ? 16 : LONGEST + 1;
 static constexpr float UNSCALE = X_BF16 ? 16384.0f : 64.0f;   // what decoding leaves out
 
 // Blocks of K that are multiplied at once; with one, there are registers for the sums of four warpgroups of 128 tokens.
@@ -116,54 +118,6 @@ template <int PENDING> DEVICE void finish(u32 (&a)[STEP][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #pragma unroll
   for (int i = 0; i < STEP; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3]));
-}
-
-DEVICE uint4 shared16(u32 a) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
-  return v;
-}
-DEVICE uint2 shared8(u32 a) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
-  return v;
-}
-DEVICE void init_barrier(u32 at, u32 count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-DEVICE u32 address_in(u32 at, u32 cta) {  // of the cluster
-  u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(cta));
-  return there;
-}
-// How a thread arrives at a barrier: not at all, at its own CTA's (at `own`), or at another's (at `there`). Without
-// branches, since wgmma is under way.
-enum Arrival { NOWHERE, HERE, THERE };
-DEVICE void arrive(Arrival how, u32 own, u32 there) {
-  asm volatile("{\n.reg .pred p, q;\nsetp.eq.u32 p, %2, 1;\nsetp.eq.u32 q, %2, 2;\n"
-               "@p mbarrier.arrive.shared.b64 _, [%0];\n@q mbarrier.arrive.shared::cluster.b64 _, [%1];\n}"
-               ::"r"(own), "r"(there), "r"((u32)how) : "memory");
-}
-DEVICE void arrive_expecting(u32 at, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-DEVICE void wait_for(u32 at, u32 parity) {
-  asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra AGAIN;\n}"
-               ::"r"(at), "r"(parity) : "memory");
-}
-DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// To the same place of each CTA in `ctas`, whose barriers count it.
-DEVICE void bulk_copy_to(u16 ctas, u32 to, const u8* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(ctas) : "memory");
-}
-DEVICE u32 transpose8(u32 v) {  // an 8 x 8 matrix of 16-bit values, two a lane
-  u32 r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-  return r;
 }
 
 // Two rows (r, r + 8) of one of the two blocks in `upper` and `lower` as the operand of a wgmma; `scales` are those rows'
@@ -254,10 +208,6 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     return run;
   };
 #endif
-  auto meet = [] {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  };
-
   // The copying warp's place: a chunk of a run, and the number of its CTA's chunks before.
   u32 at = begin_at;
   Run run = run_from(at);
@@ -280,13 +230,13 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   if (copies) {  // weights do not depend on the kernel before: they are on their way before anything else
     if (lane == 0) {
       for (u32 s = 0; s < STAGES; s++) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, side * WORKERS / 32);
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      publish_barriers();
     }
     __syncwarp();
     for (; ahead < STAGES && run.length; ahead++) copy_weights(ahead), advance();
   }
   if (!STREAM && side > 1)
-    meet();  // others' copies count on these barriers
+    cluster_sync();  // others' copies count on these barriers
   else
     __syncthreads();
   if (pdl) asm volatile("griddepcontrol.launch_dependents;");
@@ -323,8 +273,8 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   if (warp >= 4 * GROUPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     if (copies) copy_rest();
-    if (ctas > 1) meet();
-    if (ranks > 1) meet();
+    if (ctas > 1) cluster_sync();
+    if (ranks > 1) cluster_sync();
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -398,7 +348,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     release(true, stage);
   };
   auto accumulate = [&](int length) {
-    if (TAKES > LONGEST) {
+    if (TAKES == 0) {
       sum_up(length);
       return;
     }
@@ -507,11 +457,11 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   accumulate(run.length);
   if (ranks == 1) {
     write_all(run);
-    if (ctas > 1) meet();  // copies for others are under way until they have all they need
+    if (ctas > 1) cluster_sync();  // copies for others are under way until they have all they need
     return;
   }
   // Unit u is added up by the CTA of rank u % ranks. The ring is free once all CTAs are here.
-  meet();
+  cluster_sync();
   u32 owner = group * EIGHTS % ranks, place = group * EIGHTS / ranks;
 #pragma unroll
   for (u32 e = 0; e < EIGHTS; e++) {
@@ -521,7 +471,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
                  : "memory");
     if (++owner == ranks) owner = 0, place++;
   }
-  meet();
+  cluster_sync();
   for (u32 i = group; rank + ranks * i < UNITS; i += 4 * GROUPS) {
     u32 tile[4], token[4];
     float v[4][4];

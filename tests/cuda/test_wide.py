@@ -52,8 +52,8 @@ def test_configurations_are_of_shipped_builds_and_legal_launches(shape):
             if ctas:
                 assert slices == side == 1 and ctas == 132 <= FLAGS and (groups, tokens) in _STREAMING
             longest = min(chunks, -(-_tiles(groups, tokens, m, n) * chunks // ctas)) if ctas else -(-chunks // slices)
-            cuts = tokens <= 64 or (groups, tokens) == (2, 128)  # in the kernel itself
-            assert m > 128 or cuts or longest <= 16, "a sum too long for its error bound"
+            takes = dict(_build(groups, tokens, False, ctas > 0).defines)["TAKES"]
+            assert takes in (0, 16) and (m > 128 or takes or longest <= 16), "a sum too long for its error bound"
 
 
 def _tiles(groups: int, tokens: int, m: int, n: int) -> int:

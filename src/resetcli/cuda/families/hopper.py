@@ -25,8 +25,8 @@ from resetcli.cuda.build import Build
 from resetcli.cuda.families.base import DTYPES, Family
 
 ROWS, UNIT, COLUMNS = 64, 16, 128
-_WARP_CHUNK = 1152
-_SHARED = 227 * 1024
+WARP_CHUNK = 1152
+SHARED = 227 * 1024
 """Bytes of shared memory that one CTA may have; an SM has 1024 more a CTA beside."""
 _MULTIPROCESSORS = 132
 Kernel = tuple[int, int, int, int]
@@ -124,7 +124,7 @@ def shared_bytes(most: int, kernel: Kernel, ranks: int, units: int, sliced: int,
     room = sliced * share + min(extra, sliced)
     x = 128 * m * room + 16 * m + 128 + 128 * room if most == 8 else room * (256 * m + 64)
     received = -(-units // (4 * ranks)) * ranks * sliced * (2048 if most == 8 else 1024)
-    return groups * 4 * stages * _WARP_CHUNK + 128 + x + received
+    return groups * 4 * stages * WARP_CHUNK + 128 + x + received
 
 
 @lru_cache(maxsize=4096)
@@ -135,7 +135,7 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
     for order, kernel in enumerate(_KERNELS[most]):
         groups, _, _, blocks = kernel
         places = multiprocessors * blocks
-        limit = min(_SHARED, (_SHARED + 1024) // blocks - 1024)
+        limit = min(SHARED, (SHARED + 1024) // blocks - 1024)
         for ranks in (1, 2, 4, 8):
             least = max(1, -(-all_units * ranks // places))
             for units in sorted({least, least + 1, -(-least // 4) * 4}):
@@ -172,7 +172,7 @@ def pack_tiles(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Layout "tiles" of a weight uint8 [N, K/2] with scales float8_e4m3fn [N, K/16]; on their device, by tiles."""
     n, k = weight.shape[0], weight.shape[1] * 2
     tiles, chunks = -(-n // ROWS), -(-k // COLUMNS)
-    out = torch.empty(tiles, chunks, 4, _WARP_CHUNK, dtype=torch.uint8, device=weight.device)
+    out = torch.empty(tiles, chunks, 4, WARP_CHUNK, dtype=torch.uint8, device=weight.device)
     step = max(1, (1 << 24) // (chunks * COLUMNS * ROWS))  # 16 million codes at a time bound the scratch
     for start in range(0, tiles, step):
         stop = min(tiles, start + step)

@@ -16,22 +16,22 @@ import torch
 from resetcli.cuda.activations import BLOCK, FLAGS, Activations
 from resetcli.cuda.build import Build
 from resetcli.cuda.families.base import DTYPES, LONG_SUMS, SHORT_SUMS, Family
-from resetcli.cuda.families.hopper import COLUMNS, ROWS, pack_tiles
+from resetcli.cuda.families.hopper import COLUMNS, ROWS, SHARED, WARP_CHUNK, pack_tiles
 
-_TILE_CHUNK = 4608
-_SHARED = 227 * 1024
+_TILE_CHUNK = 4 * WARP_CHUNK
 _TOKENS = (8, 16, 32, 64, 128, 256)
 _MOST_STAGES = 8
 _LONGEST = 16
-"""Chunks of K that one sum takes for up to ``_FEW`` tokens: errors stay below 2^-20 sum |x w|, see TAKES in wide.cu.
-With more tokens sums may be as long as those of the library's own products."""
+"""Chunks of K that one sum takes for up to ``_FEW`` tokens, so that errors stay below 2^-20 sum |x w|. With more tokens
+sums may be as long as those of the library's own products."""
 _FEW = 128
 _CHUNK = {
     (2, 8): (0.45, 0.44, 0.44), (2, 16): (0.45, 0.44, 0.44), (2, 32): (0.48, 0.46, 0.46), (2, 64): (0.65, 0.60, 0.54),
     (2, 128): (0.86, 0.72, 0.66), (2, 256): (1.19, 1.22, 1.28), (4, 8): (0.75, 0.74, 0.74), (4, 16): (0.77, 0.75, 0.75),
     (4, 32): (0.80, 0.78, 0.78), (4, 64): (1.05, 0.97, 0.95), (4, 128): (1.38, 1.28, 1.27),
 }  # fmt: skip
-"""Microseconds that a CTA of an H200 takes for a chunk, by warpgroups and tokens, for 1, 2 and 4 CTAs side by side."""
+"""About the microseconds that a CTA of an H200 takes for a chunk, by warpgroups and tokens, for 1, 2 and 4 CTAs side by
+side: fitted to single trials, those of 8 and 32 tokens to their neighbours'. For ranking, not for telling times."""
 _STREAMING = {(4, 64): 1.25, (2, 128): 0.90, (2, 256): 1.42, (4, 128): 1.54}
 """The same of the kernels whose grid cuts all tiles evenly: its CTAs are at different places in K."""
 _TOGETHER = 1.75
@@ -129,7 +129,7 @@ def blocks(groups: int, tokens: int) -> int:
 
 def stages(groups: int, tokens: int) -> int:
     """Chunks that the ring of a CTA holds."""
-    room = (_SHARED + 1024) // blocks(groups, tokens) - 1024 - 16 * _MOST_STAGES
+    room = (SHARED + 1024) // blocks(groups, tokens) - 1024 - 16 * _MOST_STAGES
     return min(_MOST_STAGES, room // _stage(groups, tokens))
 
 
@@ -147,12 +147,17 @@ def _kernels() -> list[tuple[int, int]]:
     return [(groups, tokens) for groups in (2, 4) for tokens in _TOKENS if groups * tokens <= 512]
 
 
+def _cuts_sums(groups: int, tokens: int) -> bool:
+    """Whether there are registers to add up sums of ``_LONGEST`` chunks; else a CTA's slice of K must be that short."""
+    return groups * tokens <= 256
+
+
 @lru_cache(maxsize=64)
 def _build(groups: int, tokens: int, bf16: bool, stream: bool) -> Build:
     defines = (
         ("GROUPS", groups), ("TOKENS", tokens), ("STAGES", stages(groups, tokens)),
         ("BLOCKS", blocks(groups, tokens)), ("X_BF16", int(bf16)),
-        ("STREAM", int(stream)),
+        ("STREAM", int(stream)), ("TAKES", _LONGEST * _cuts_sums(groups, tokens)),
     )  # fmt: skip
     return Build("wide.cu", defines)
 
@@ -168,7 +173,7 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
     for groups, tokens in _kernels():
         if not least <= tokens <= most:
             continue
-        exact = tokens <= 64 or (groups, tokens) == (2, 128)
+        exact = _cuts_sums(groups, tokens)
         fewest = 1 if exact or m > _FEW else -(-chunks // _LONGEST)
         for side in (1, 2, 4):
             clusters = _clusters(groups, tokens, side, n, m)
