@@ -43,8 +43,8 @@
 #ifndef STREAM
 #define STREAM 0
 #endif
-// Chunks that one sum of the tensor cores takes, where there are registers for sums of those sums; 0 for all. The cores cut
-// off what lies below a sum's last bit, so errors grow with its length.
+// Chunks that one sum of the tensor cores takes, where there are registers for sums of those sums; 0 for all. The cores
+// cut off what lies below a sum's last bit, so errors grow with its length.
 #ifndef TAKES
 #define TAKES 0
 #endif
@@ -120,8 +120,8 @@ template <int PENDING> DEVICE void finish(u32 (&a)[STEP][4]) {
   for (int i = 0; i < STEP; i++) asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3]));
 }
 
-// Two rows (r, r + 8) of one of the two blocks in `upper` and `lower` as the operand of a wgmma; `scales` are those rows'
-// for it in both halves.
+// Two rows (r, r + 8) of one of the two blocks in `upper` and `lower` as the operand of a wgmma; scales are those rows'
+// for it, in both halves.
 DEVICE void decode(int block, u32 upper, u32 lower, u32 upper_scale, u32 lower_scale, u32 (&a)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -185,7 +185,10 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   const bool copies = warp == 4 * GROUPS;
 #if STREAM
   constexpr u32 ctas = 1, ranks = 1, rank = 0, first_cta = 0, place_aside = 0, side = 1;
-  const u32 begin_at = blockIdx.x * share + min(blockIdx.x, extra), end_at = begin_at + share + (blockIdx.x < extra);
+  // CTAs wait for those of higher numbers, so these start first: were some not on the machine yet, with another kernel
+  // that waits alike in their places, neither would end.
+  const u32 number = gridDim.x - 1 - blockIdx.x;
+  const u32 begin_at = number * share + min(number, extra), end_at = begin_at + share + (number < extra);
   auto run_from = [&](u32 at) {
     const u32 tile = at / chunks;
     Run run = tile_at(tile, row_tiles, token_tiles);
@@ -219,7 +222,8 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     if (STREAM && run.length == 0 && at < end_at) run = run_from(at);
   };
   auto copy_weights = [&](u32 stage) {
-    const u32 there = run.tile0 < tiles ? min(GROUPS, tiles - run.tile0) : 0, x_bytes = min(TOKENS, padded - run.token0) * 16;
+    const u32 there = run.tile0 < tiles ? min(GROUPS, tiles - run.tile0) : 0;
+    const u32 x_bytes = min(TOKENS, padded - run.token0) * 16;
     if (lane == 0) arrive_expecting(full + 8 * stage, 16 * x_bytes + there * TILE_CHUNK);
     __syncwarp();
     if (lane < there)
@@ -292,6 +296,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   const Arrival mine = lane == place_aside ? HERE : !STREAM && lane < side ? THERE : NOWHERE;
   const u32 empty_there = address_in(empty, first_cta + min(lane, side - 1));
   auto release = [&](bool wanted, u32 stage) {
+    __syncwarp();  // one lane arrives for all
     const u32 before = 8 * (stage ? stage - 1 : STAGES - 1);
     arrive(wanted ? mine : NOWHERE, empty + before, empty_there + before);
   };
@@ -334,7 +339,10 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 #pragma unroll
         for (int i = 0; i < STEP; i++) {
           const int half = (j + i) / 4, pair = (j + i) / 2 % 2, block = (j + i) % 2;
-          if ((j + i) % 4 == 0) codes = shared16(at + codes_at + 512 * half), scales = shared8(at + scales_at + 8 * half);
+          if ((j + i) % 4 == 0) {
+            codes = shared16(at + codes_at + 512 * half);
+            scales = shared8(at + scales_at + 8 * half);
+          }
           if (block == 0) scale_pairs(pair ? scales.y : scales.x, s, t);
           decode(block, pair ? codes.z : codes.x, pair ? codes.w : codes.y, block ? high_twice(s) : low_twice(s),
                  block ? high_twice(t) : low_twice(t), now[i]);
@@ -425,15 +433,15 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 #pragma unroll
       for (u32 e = 0; e < EIGHTS; e++) {
         const float* v = of_eight(e);
-        *(float4*)part_of(blockIdx.x, e) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4*)part_of(number, e) = make_float4(v[0], v[1], v[2], v[3]);
       }
       __threadfence();
       workers_meet();
-      if (threadIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + blockIdx.x) : "memory");
+      if (threadIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + number) : "memory");
       continue;
     }
     int done = run.length;
-    for (u32 other = blockIdx.x + 1; done < chunks; other++) {
+    for (u32 other = number + 1; done < chunks; other++) {
       done += share + (other < extra);
       if (threadIdx.x == 0) {
         u32 raised;
