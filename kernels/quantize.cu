@@ -1,8 +1,8 @@
 // Activations to NVFP4: alone, with or without a block rotation, or in the tail of RMSNorm or of SiLU(gate) * up.
 //
 // What binds it: for a few tokens nothing but latency (a launch, one trip to memory and back, and the arithmetic of one
-// block by one thread: nothing is exchanged between threads). For many tokens the arithmetic, so each value costs ten
-// instructions: sixteen divisions a block are one reciprocal and Markstein's correction (two fused steps that give the
+// block by one thread: nothing is exchanged between threads). For many tokens the arithmetic, so each value takes some ten
+// operations: sixteen divisions a block are one reciprocal and Markstein's correction (two fused steps that give the
 // correctly rounded quotient), rounding to E2M1 is left to the float adder (see `to_e2m1`), and values stay floats,
 // which each form converts or multiplies as it likes; only packed codes are made from bits.
 // What was traded: codes must equal the checkpoint's rule bit for bit, float32 operation by operation, so no step is
