@@ -99,8 +99,17 @@ DEVICE u32 hidden(u32 v) {
   asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(r) : "r"(v + (threadIdx.x >> 10)));  // + 0
   return r;
 }
-DEVICE u32 low_twice(u32 pair) { return prmt(pair, pair, 0x1010); }    // both halves the lower one
-DEVICE u32 high_twice(u32 pair) { return prmt(pair, pair, 0x3232); }   // both halves the upper one
+// Both halves the lower or the upper one of a pair: moves, which ptxas makes a part of a 16-bit multiplication that takes it.
+DEVICE u32 low_twice(u32 pair) {
+  u32 r;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};\n}" : "=r"(r) : "r"(pair));
+  return r;
+}
+DEVICE u32 high_twice(u32 pair) {
+  u32 r;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};\n}" : "=r"(r) : "r"(pair));
+  return r;
+}
 
 // ------------------------------------------------------------------------------------------------- 16-bit floats
 DEVICE u32 mul_half2(u32 a, u32 b) {

@@ -20,7 +20,7 @@
 //   5  x itself as fragments in its own type: no quantization (W4A16)
 //   6  E4M3 bytes and half scales as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
 //   7  the same with SPREAD 1 (to 8 tokens)
-//   8  code * s as fp16 panels for wide.cu: [chunk of 128][16][tokens up to a multiple of 8][8 values], zero beyond K;
+//   8  code * s as fp16 panels for wide.cu: [chunk of 128][eight of tokens][16][8 tokens][8 values], zero beyond K;
 //      tokens beyond M are not written; beside them, in place of scales, 256 words of zero
 //   9  x itself as panels in its own type: no quantization (W4A16)
 #include "nvfp4.cuh"
@@ -93,9 +93,11 @@ template <bool BF16> DEVICE u32 pack_16(float low, float high) {
   return BF16 ? floats_to_bf162(low, high) : floats_to_half2(low, high);
 }
 
-// Where block b of row m lies in panels: 8 values there, the others 8 * tokens further. Value s of the block is the one
-// of column `panel_column`: lanes of the tensor cores take neighbouring values, of decoded weights in their cheap order.
-DEVICE u64 panel_piece(int m, int tokens, int b) { return (u64)(2 * b) * tokens + m; }
+// Where block b of row m lies in panels, in bytes: 8 values there, the others 128 bytes further. Value s of the block is
+// that of column `panel_column`: lanes of the tensor cores take neighbouring values, of decoded weights in their cheap order.
+DEVICE u64 panel_piece(int m, int tokens, int b) {
+  return (((u64)(b >> 3) * tokens + (m & ~7)) * 2 + 2 * (b & 7)) * 128 + (m & 7) * 16;
+}
 template <bool BF16> DEVICE constexpr int panel_column(int s) {
   const int lane = (s & 7) >> 1, place = BF16 ? (s >> 3) + 2 * (s & 1) : 2 * (s >> 3) + (s & 1);
   return 4 * lane + place;
@@ -131,7 +133,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
         const int first = panel_column<BF16>(8 * half + 2 * s), second = panel_column<BF16>(8 * half + 2 * s + 1);
         w[s] = inside ? pack_16<BF16>(x[first], x[second]) : 0u;
       }
-      store16(to.codes + (panel_piece(m, panel_tokens, b) + half * panel_tokens) * 16, make_uint4(w[0], w[1], w[2], w[3]));
+      store16(to.codes + panel_piece(m, panel_tokens, b) + half * 128, make_uint4(w[0], w[1], w[2], w[3]));
     }
     return;
   }
@@ -196,7 +198,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
       u8* place = to.codes;
       if (FORM == 3) place += at * 32 + half * 16;
       if (FORM == 4) place += fragment_piece(m, b * 16 + 8 * half, tiles, vec) * 16;
-      if (FORM == 8) place += (panel_piece(m, panel_tokens, b) + half * panel_tokens) * 16;
+      if (FORM == 8) place += panel_piece(m, panel_tokens, b) + half * 128;
       store16(place, make_uint4(w[0], w[1], w[2], w[3]));
     }
   } else if (FORM == 6 || FORM == 7) {

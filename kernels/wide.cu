@@ -8,12 +8,13 @@
 //     4.6 KB instead of 16, so rows are nearly free and a CTA takes up to 256 of them for each token it reads.
 //   - The order of K within a block of 16 is the one in which a lane has its codes ("tiles"), so decoding is a few bit
 //     moves, a conversion and one multiplication a pair; activations are laid out to match by whoever quantizes them.
-//   - A warp of its own feeds a ring in shared memory by bulk copies; while wgmma multiplies 32 columns, the next 32 are
-//     decoded into other registers.
+//   - A warp of its own feeds a ring in shared memory by bulk copies, one for what a tile reads of a chunk of X (16 small
+//     ones cost a quarter of the time at 8 tokens); while wgmma multiplies 32 columns, the next 32 are decoded into other
+//     registers.
 //   - Where tiles are too few for the machine, the CTAs of a cluster cut K between them and add their sums through
 //     distributed shared memory, each CTA a part of the tile; or the chunks of all tiles are cut evenly between as many
-//     CTAs as there are multiprocessors, and parts of tiles go through memory. Either way they are added in a fixed
-//     order: results do not vary.
+//     CTAs as there are multiprocessors, and parts of tiles go through memory, announced by a warp of its own while the
+//     others go on. Either way they are added in a fixed order: results do not vary.
 //   - CTAs side by side along N may form a cluster as well, each of which reads a part of X for all of them.
 // Tiles run through the tokens first, in bands, so that what the CTAs at work read of X and W stays in L2.
 //
@@ -155,6 +156,12 @@ struct Run {
   int chunk, length;
 };
 // Tile number `index` of those that run through the tokens first, in bands.
+// Read again, so that it need not be held in the registers of those who copy.
+DEVICE u32 lane_anew() {
+  u32 lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
 DEVICE Run tile_at(u32 index, u32 row_tiles, u32 token_tiles) {
   u32 band = 0, width = token_tiles;
   if (token_tiles > BAND) {  // a division takes long, and nothing has begun yet
@@ -167,41 +174,44 @@ DEVICE Run tile_at(u32 index, u32 row_tiles, u32 token_tiles) {
 }
 
 // weights  [tiles of 64 rows][chunks of 128 columns][4608 bytes], layout "tiles"
-// x        [chunks][16][tokens up to a multiple of 8][8] of 16 bits ("panels", quantize.cu), zero beyond K
+// x        [chunks][eights of tokens][16][8 tokens][8] of 16 bits ("panels", quantize.cu), zero beyond K
 // y        [M, N] fp16 or bf16
 // row_tiles, token_tiles  of a cluster, which takes one of each
 // STREAM 0: a cluster takes a tile of rows for each of its 2^side_bits CTAs that lie side by side along N and share what
 //          they read of x; the others cut K between them: `share` chunks each, one more for the first `extra`
-// STREAM 1: `share` and `extra` cut the chunks of all tiles, one after the other, between all CTAs. Sums of a tile that
-//          was begun by another CTA go to `parts` [CTAs][TOKENS/8][threads][4], and the CTA's flag is raised; who began
-//          the tile adds them, in order, and lowers it. `flags` are 0 before and after.
+// STREAM 1: `share` and `extra` cut the chunks of all tiles, one after the other, between all clusters, whose CTAs lie
+//          side by side. Sums of a tile that was begun by another cluster go to `parts` [CTAs][TOKENS/8][threads][4], and
+//          the CTA's flag is raised; who began the tile adds them, in order, and lowers it. `flags` are 0 before and after.
 extern "C" __global__ void __launch_bounds__(WORKERS + 128, BLOCKS)
 wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* flags, float alpha, int n, int m, int chunks,
      int row_tiles, int token_tiles, int side_bits, int share, int extra, int bf16, int pdl) {
 #if HAS_CLUSTER
   extern __shared__ __align__(128) u8 shared[];
   const u32 base = shared_address(shared), full = base + STAGES * STAGE, empty = full + 8 * STAGES;
-  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), id = threadIdx.x & 31;
   const bool copies = warp == 4 * GROUPS;
+  u32 cta, ctas, cluster;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(cta));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(ctas));
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
+  const u32 side = 1 << side_bits, place_aside = cta & (side - 1);
 #if STREAM
-  constexpr u32 ctas = 1, ranks = 1, rank = 0, first_cta = 0, place_aside = 0, side = 1;
-  // CTAs wait for those of higher numbers, so these start first: were some not on the machine yet, with another kernel
-  // that waits alike in their places, neither would end.
-  const u32 number = gridDim.x - 1 - blockIdx.x;
+  constexpr u32 ranks = 1, rank = 0, first_cta = 0;
+  // Clusters wait for those of higher numbers, so these start first: were some not on the machine yet, with another
+  // kernel that waits alike in their places, neither would end.
+  const u32 number = (gridDim.x >> side_bits) - 1 - cluster;
   const u32 begin_at = number * share + min(number, extra), end_at = begin_at + share + (number < extra);
+  auto place_of = [&](u32 other) { return other << side_bits | place_aside; };  // the CTA of that cluster with these rows
   auto run_from = [&](u32 at) {
     const u32 tile = at / chunks;
     Run run = tile_at(tile, row_tiles, token_tiles);
+    run.tile0 = (run.tile0 << side_bits) + place_aside * GROUPS;
     run.chunk = at - tile * chunks;
     run.length = min(end_at - at, chunks - run.chunk);
     return run;
   };
 #else
-  u32 cta, ctas, cluster;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(cta));
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(ctas));
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
-  const u32 side = 1 << side_bits, rank = cta >> side_bits, place_aside = cta & (side - 1), ranks = ctas >> side_bits;
+  const u32 rank = cta >> side_bits, ranks = ctas >> side_bits;
   const u32 first_cta = rank << side_bits, begin_at = 0, end_at = 1;
   auto run_from = [&](u32) {
     Run run = tile_at(cluster, row_tiles, token_tiles);
@@ -223,36 +233,37 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   };
   auto copy_weights = [&](u32 stage) {
     const u32 there = run.tile0 < tiles ? min(GROUPS, tiles - run.tile0) : 0;
-    const u32 x_bytes = min(TOKENS, padded - run.token0) * 16;
-    if (lane == 0) arrive_expecting(full + 8 * stage, 16 * x_bytes + there * TILE_CHUNK);
+    const u32 x_bytes = min(TOKENS, padded - run.token0) * 256;
+    if (id == 0) arrive_expecting(full + 8 * stage, x_bytes + there * TILE_CHUNK);
     __syncwarp();
-    if (lane < there)
-      bulk_copy(base + stage * STAGE + X_CHUNK + lane * TILE_CHUNK,
-                weights + ((size_t)(run.tile0 + lane) * chunks + run.chunk) * TILE_CHUNK, TILE_CHUNK, full + 8 * stage);
+    if (id < there)
+      bulk_copy(base + stage * STAGE + X_CHUNK + id * TILE_CHUNK,
+                weights + ((size_t)(run.tile0 + id) * chunks + run.chunk) * TILE_CHUNK, TILE_CHUNK, full + 8 * stage);
   };
   int ahead = 0;
   if (copies) {  // weights do not depend on the kernel before: they are on their way before anything else
-    if (lane == 0) {
-      for (u32 s = 0; s < STAGES; s++) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, side * WORKERS / 32);
+    if (id == 0) {
+      const u32 arrivals = side > 1 ? side * WORKERS / 32 : WORKERS;
+      for (u32 s = 0; s < STAGES; s++) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, arrivals);
       publish_barriers();
     }
     __syncwarp();
     for (; ahead < STAGES && run.length; ahead++) copy_weights(ahead), advance();
   }
-  if (!STREAM && side > 1)
+  if (side > 1)
     cluster_sync();  // others' copies count on these barriers
   else
     __syncthreads();
   if (pdl) asm volatile("griddepcontrol.launch_dependents;");
 
   auto copy_rest = [&] {
-    // of the 16 pieces of a chunk of x each CTA copies some, for all that are side by side
-    const u32 pieces = 16 >> side_bits, piece = place_aside * pieces + min(lane, pieces - 1);
+    // of a chunk of x, which is one piece for a tile, each CTA copies a part for all that are side by side
     const u16 to_ctas = (u16)(((1u << side) - 1) << first_cta);
     auto copy_x = [&](u32 stage) {
-      const u32 to = base + stage * STAGE + piece * TOKENS * 16, x_bytes = min(TOKENS, padded - run.token0) * 16;
-      const u8* from = x + ((size_t)(run.chunk * 16 + piece) * padded + run.token0) * 16;
-      if (lane >= pieces) return;
+      const u32 x_bytes = min(TOKENS, padded - run.token0) * 256 >> side_bits, part = place_aside * x_bytes;
+      const u32 to = base + stage * STAGE + part;
+      const u8* from = x + ((size_t)run.chunk * padded + run.token0) * 256 + part;
+      if (id) return;
       if (side > 1)
         bulk_copy_to(to_ctas, to, from, x_bytes, full + 8 * stage);
       else
@@ -277,6 +288,21 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   if (warp >= 4 * GROUPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     if (copies) copy_rest();
+#if STREAM
+    else if (warp == 4 * GROUPS + 1) {  // says for the workers, who go on, that their part is written
+      u32 cta_id;  // as `lane_anew`
+      asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta_id));
+      const u32 last = (gridDim.x >> side_bits) - 1, mine = last - (cta_id >> side_bits);
+      if ((mine * share + min(mine, extra)) % chunks) {
+        asm volatile("bar.sync 2, %0;" ::"n"(WORKERS + 32) : "memory");
+        if (threadIdx.x == WORKERS + 32) {
+          __threadfence();
+          const u32 place = mine << side_bits | (cta_id & ((1u << side_bits) - 1));
+          asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + place) : "memory");
+        }
+      }
+    }
+#endif
     if (ctas > 1) cluster_sync();
     if (ranks > 1) cluster_sync();
     return;
@@ -284,7 +310,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 
   float sums[PARTS][SUMS];
-  const u32 group = warp >> 2, thread = threadIdx.x & 127;
+  const u32 lane = lane_anew(), group = warp >> 2, thread = threadIdx.x & 127;
   const u32 codes_at = X_CHUNK + group * TILE_CHUNK + (warp & 3) * 1152 + lane * 16;
   const u32 scales_at = codes_at + 1024 - lane * 16 + (lane >> 2) * 16;
   u32 even[STEP][4], odd[STEP][4], stage = 0, parity = 0;
@@ -293,10 +319,11 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 #pragma unroll
     for (int r = 0; r < 4; r++) even[i][r] = odd[i][r] = 0;
   // The chunk before that of `stage` is done with: whoever copies there may know.
-  const Arrival mine = lane == place_aside ? HERE : !STREAM && lane < side ? THERE : NOWHERE;
+  // Where CTAs share copies, one lane for its warp; else each for itself, as compute-sanitizer's racecheck can follow.
+  const Arrival mine = side == 1 || lane == place_aside ? HERE : lane < side ? THERE : NOWHERE;
   const u32 empty_there = address_in(empty, first_cta + min(lane, side - 1));
   auto release = [&](bool wanted, u32 stage) {
-    __syncwarp();  // one lane arrives for all
+    __syncwarp();
     const u32 before = 8 * (stage ? stage - 1 : STAGES - 1);
     arrive(wanted ? mine : NOWHERE, empty + before, empty_there + before);
   };
@@ -309,8 +336,8 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 #pragma unroll
       for (u32 p = 0; p < PARTS; p++) {
         // low word address and stride of 8 columns of K, high word stride of 8 tokens, in 16 bytes
-        const u32 low = ((at & 0x3FFFFu) >> 4) + 2 * (j + i) * TOKENS + p * 128;
-        multiply(sums[p], a[i], (u64)8 << 32 | low | TOKENS << 16);
+        const u32 low = ((at & 0x3FFFFu) >> 4) + 16 * (j + i) + p * 2048;
+        multiply(sums[p], a[i], (u64)128 << 32 | low | 8 << 16);
       }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     finish<1>(before);
@@ -424,7 +451,9 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 
 #if STREAM
   auto workers_meet = [] { asm volatile("bar.sync 1, %0;" ::"n"(WORKERS) : "memory"); };
-  auto part_of = [&](u32 cta, u32 e) { return parts + (((size_t)cta * EIGHTS + e) * WORKERS + threadIdx.x) * 4; };
+  auto part_of = [&](u32 other, u32 e) {
+    return parts + (((size_t)place_of(other) * EIGHTS + e) * WORKERS + threadIdx.x) * 4;
+  };
   while (at < end_at) {
     run = run_from(at);
     accumulate(run.length);
@@ -435,19 +464,17 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
         const float* v = of_eight(e);
         *(float4*)part_of(number, e) = make_float4(v[0], v[1], v[2], v[3]);
       }
-      __threadfence();
-      workers_meet();
-      if (threadIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + number) : "memory");
+      asm volatile("bar.arrive 2, %0;" ::"n"(WORKERS + 32) : "memory");
       continue;
     }
     int done = run.length;
     for (u32 other = number + 1; done < chunks; other++) {
       done += share + (other < extra);
       if (threadIdx.x == 0) {
-        u32 raised;
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flags + other) : "memory");
+        u32 raised, *flag = flags + place_of(other);
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
         while (!raised);
-        flags[other] = 0;
+        *flag = 0;
       }
       workers_meet();
 #pragma unroll
@@ -461,11 +488,12 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     }
     write_all(run);
   }
+  if (ctas > 1) cluster_sync();  // copies for others are under way until they have all they need
 #else
   accumulate(run.length);
   if (ranks == 1) {
     write_all(run);
-    if (ctas > 1) cluster_sync();  // copies for others are under way until they have all they need
+    if (ctas > 1) cluster_sync();  // as above
     return;
   }
   // Unit u is added up by the CTA of rank u % ranks. The ring is free once all CTAs are here.

@@ -50,14 +50,16 @@ def test_configurations_are_of_shipped_builds_and_legal_launches(shape):
                 assert str(_build(groups, tokens, bf16, ctas > 0)) in shipped
             assert slices * side <= 8 and slices <= chunks and 16 % side == 0
             if ctas:
-                assert slices == side == 1 and ctas == 132 <= FLAGS and (groups, tokens) in _STREAMING
-            longest = min(chunks, -(-_tiles(groups, tokens, m, n) * chunks // ctas)) if ctas else -(-chunks // slices)
+                assert slices == 1 and side in (1, 2) and ctas == 132 <= FLAGS and (groups, tokens) in _STREAMING
+                longest = min(chunks, -(-_tiles(groups, tokens, side, m, n) * chunks // (ctas // side)))
+            else:
+                longest = -(-chunks // slices)
             takes = dict(_build(groups, tokens, False, ctas > 0).defines)["TAKES"]
             assert takes in (0, 16) and (m > 128 or takes or longest <= 16), "a sum too long for its error bound"
 
 
-def _tiles(groups: int, tokens: int, m: int, n: int) -> int:
-    return -(-n // (64 * groups)) * -(-m // tokens)
+def _tiles(groups: int, tokens: int, side: int, m: int, n: int) -> int:
+    return -(-n // (64 * groups * side)) * -(-m // tokens)
 
 
 def tile_at(index: int, row_tiles: int, token_tiles: int) -> tuple[int, int]:

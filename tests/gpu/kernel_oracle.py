@@ -176,9 +176,10 @@ def _from_lanes(flat: torch.Tensor, m: int, blocks: int, vec: int, pieces: int) 
 def _from_panels(flat: torch.Tensor, m: int, k: int) -> torch.Tensor:
     """Undo panels: float64 [M, K]; asserts that they are zero beyond K."""
     tokens = -(-m // 8) * 8
-    laid = flat.double().view(-1, 2, tokens, 4, 2)  # block, half, token, lane, value of a pair
+    # chunk, eight tokens, block, half, token of the eight, lane, value of a pair
+    laid = flat.double().view(-1, tokens // 8, 8, 2, 8, 4, 2)
     # a lane's four columns are two of each half, neighbours in fp16 and every other one in bf16
-    order = (2, 0, 3, 4, 1) if flat.dtype == torch.bfloat16 else (2, 0, 3, 1, 4)
+    order = (1, 4, 0, 2, 5, 6, 3) if flat.dtype == torch.bfloat16 else (1, 4, 0, 2, 5, 3, 6)
     wide = laid.permute(*order).reshape(tokens, -1)[:m]
     assert not bool(wide[:, k:].any()), "not zero beyond K"
     return wide[:, :k]

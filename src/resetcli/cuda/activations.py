@@ -35,7 +35,7 @@ fragments    the same in float16 as tensor-core fragments, flat, padded with zer
 fragments16  X itself as fragments, in its own type
 wgmma4       E4M3 bytes and scales/4 as kernels/hopper.cu reads them for at most 4 tokens, flat, padded with zeros
 wgmma8       the same for at most 8 tokens
-panels       e2m1 * scale float16 as kernels/wide.cu reads it, flat: [K/128][16][M up to a multiple of 8][8 values],
+panels       e2m1 * scale float16 as kernels/wide.cu reads it, flat: [K/128][M/8 rounded up][16][8 tokens][8 values],
              zero beyond K, undefined beyond M; int32 [256] of zeros, by which that kernel's CTAs wait for each other
 panels16     X itself as panels, in its own type
 """

@@ -3,7 +3,7 @@
 Serves batches of more than 8, prefill, and W4A16 of any M, from the copy of the weights that the family for few tokens
 reads. A configuration is {"groups": warpgroups of 64 rows a CTA, "tokens": of its tile, and either "slices": CTAs of a
 cluster that cut K, "side": CTAs of it side by side along N, which share what they read of X; or "ctas": of the whole
-grid, between which the chunks of all tiles are cut evenly}.
+grid, between whose clusters of "side" CTAs the chunks of all tiles are cut evenly}.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ _LONGEST = 16
 sums may be as long as those of the library's own products."""
 _FEW = 128
 _CHUNK = {
-    (2, 8): (0.45, 0.44, 0.44), (2, 16): (0.45, 0.44, 0.44), (2, 32): (0.48, 0.46, 0.46), (2, 64): (0.65, 0.60, 0.54),
-    (2, 128): (0.86, 0.72, 0.66), (2, 256): (1.19, 1.22, 1.28), (4, 8): (0.75, 0.74, 0.74), (4, 16): (0.77, 0.75, 0.75),
-    (4, 32): (0.80, 0.78, 0.78), (4, 64): (1.05, 0.97, 0.95), (4, 128): (1.38, 1.28, 1.27),
+    (2, 8): (0.40, 0.41, 0.42), (2, 16): (0.45, 0.46, 0.46), (2, 32): (0.47, 0.48, 0.48), (2, 64): (0.60, 0.62, 0.63),
+    (2, 128): (0.64, 0.66, 0.68), (2, 256): (1.27, 1.30, 1.33), (4, 8): (0.65, 0.66, 0.66), (4, 16): (0.73, 0.74, 0.75),
+    (4, 32): (0.78, 0.79, 0.80), (4, 64): (0.98, 1.00, 1.03), (4, 128): (1.27, 1.30, 1.36),
 }  # fmt: skip
 """About the microseconds that a CTA of an H200 takes for a chunk, by warpgroups and tokens, for 1, 2 and 4 CTAs side by
-side: fitted to single trials, those of 8 and 32 tokens to their neighbours'. For ranking, not for telling times."""
-_STREAMING = {(4, 64): 1.25, (2, 128): 0.90, (2, 256): 1.42, (4, 128): 1.54}
+side: fitted to single trials. For ranking, not for telling times."""
+_STREAMING = {
+    (4, 8): (0.65, 0.66), (4, 16): (0.71, 0.72), (4, 32): (0.75, 0.76), (4, 64): (0.96, 0.98), (2, 128): (0.71, 0.72),
+    (2, 256): (1.32, 1.33),
+}  # fmt: skip
 """The same of the kernels whose grid cuts all tiles evenly: its CTAs are at different places in K."""
 _TOGETHER = 1.75
 """What two CTAs of a multiprocessor take, in times of one."""
@@ -101,7 +104,7 @@ class Wide(Family):
         row_tiles, token_tiles = -(-n // (ROWS * groups * side)), -(-acts.m // tokens)
         clusters = row_tiles * token_tiles
         if ctas:
-            share, extra = divmod(clusters * chunks, ctas)
+            share, extra = divmod(clusters * chunks, ctas // side)
             parts = torch.empty(ctas * ROWS * groups * tokens, dtype=torch.float32, device=out.device)
         else:
             share, extra = divmod(chunks, slices)
@@ -180,13 +183,15 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
             for slices in range(fewest, min(8 // side, chunks) + 1):
                 took = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
                 found.append((max(took, least_us), groups, tokens, slices, side, 0))
-        work = _clusters(groups, tokens, 1, n, m) * chunks
-        share = -(-work // multiprocessors)
-        able = 2 * multiprocessors <= work and multiprocessors <= FLAGS
-        if (groups, tokens) in _STREAMING and able and (exact or m > _FEW or min(chunks, share) <= _LONGEST):
-            parts = max(0.0, chunks / share - 1.5) * groups * tokens / 512
-            took = share * _STREAMING[groups, tokens] + _STREAM_FIXED + _PART * parts
-            found.append((max(took, least_us), groups, tokens, 1, 1, multiprocessors))
+        for side, chunk in zip((1, 2), _STREAMING.get((groups, tokens), ()), strict=False):
+            clusters = multiprocessors // side
+            work = _clusters(groups, tokens, side, n, m) * chunks
+            share = -(-work // clusters)
+            able = 2 * clusters <= work and clusters * side <= FLAGS
+            if able and (exact or m > _FEW or min(chunks, share) <= _LONGEST):
+                parts = max(0.0, chunks / share - 1.5) * groups * tokens / 512
+                took = share * chunk + _STREAM_FIXED + _PART * parts
+                found.append((max(took, least_us), groups, tokens, 1, side, clusters * side))
     found.sort()
     keys = ("groups", "tokens", "slices", "side", "ctas")
     return tuple(tuple(zip(keys, cut, strict=True)) for took, *cut in found[:24] if took <= 1.5 * found[0][0])
