@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--commit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-tune", action="store_true", help="use the tables there are")
+    parser.add_argument("--backends", help="names, separated by commas (default: all)")
     parser.add_argument("--tune-activations", default="w4a4", help="w4a4, w4a16 or both, separated by a comma")
     parser.add_argument(
         "--products-only", action="store_true", help="neither layers nor ablation nor quantization alone"
@@ -83,7 +84,8 @@ def measure(args: argparse.Namespace, parts: Parts) -> dict[str, Any]:
     """The document of all parts."""
     return run_suite(
         parse_ms(args.M), parse_shapes(args.shapes), device="cuda", seed=args.seed, seconds=args.seconds, parts=parts,
-        given_commit=args.commit, save=partial(write_json, args.output / "bench.json"), reporter=Printer(),
+        names=args.backends.split(",") if args.backends else None, given_commit=args.commit,
+        save=partial(write_json, args.output / "bench.json"), reporter=Printer(),
     )  # fmt: skip
 
 

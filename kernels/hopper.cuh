@@ -46,6 +46,16 @@ DEVICE void bulk_copy_to(u16 ctas, u32 to, const u8* from, u32 bytes, u32 barrie
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
                ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(ctas) : "memory");
 }
+// 16 bytes into another CTA's shared memory, counted by its barrier.
+DEVICE void send16(u32 to, const u32 (&v)[4], u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+               ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(barrier) : "memory");
+}
+// All threads of a cluster are here: an order of execution, for barriers that were published and memory that was read.
+// What others wrote is not visible by it, and so it does not wait for memory.
+DEVICE void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
 DEVICE u32 transpose8(u32 v) {  // an 8 x 8 matrix of 16-bit values, two a lane
   u32 r;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));

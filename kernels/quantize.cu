@@ -59,7 +59,22 @@ struct Quantized {
   u32 scale;    // E4M3 byte
 };
 
-DEVICE Quantized quantize_block(const float (&x)[16], float g) {
+// a / b, correctly rounded, of a and b and a reciprocal of b that all are far from the ends of the normal numbers.
+DEVICE float divide(float a, float b, float reciprocal) {
+  const float v = __fmul_rn(a, reciprocal);
+  return __fmaf_rn(__fmaf_rn(-v, b, a), reciprocal, v);
+}
+// What follows from g alone: most of a block's first division, while x is still on its way.
+struct Rule {
+  float g, six, per_six;
+  bool plain;  // a largest value over `six` is zero only if the value is
+  __device__ __forceinline__ explicit Rule(float g) : g(g), six(__fmul_rn(g, 6.0f)) {
+    plain = six > 0x1p-60f && six < 0x1p10f;
+    per_six = __frcp_rn(plain ? six : 1.0f);
+  }
+};
+
+DEVICE Quantized quantize_block(const float (&x)[16], const Rule& rule) {
   Quantized r;
   float top = 0.0f;
 #pragma unroll
@@ -70,18 +85,17 @@ DEVICE Quantized quantize_block(const float (&x)[16], float g) {
     r.scale = 0x7F;
     return r;
   }
-  float wanted = __fdiv_rn(top, __fmul_rn(g, 6.0f));
+  // Scales end at 448 and at 2^-9, so neither a quotient that was cut at 512 nor a tiny one that is off matters.
+  float wanted = rule.plain ? divide(fminf(top, 512.0f * rule.six), rule.six, rule.per_six) : __fdiv_rn(top, rule.six);
   if (wanted == 0.0f) wanted = 1.0f;
   r.scale = float_to_e4m3(fminf(fmaxf(wanted, 0x1p-9f), 448.0f));
-  const float step = __fmul_rn(half_to_float((u16)e4m3x2_to_half2(r.scale)), g), six = 6.0f * step;
+  const float step = __fmul_rn(half_to_float((u16)e4m3x2_to_half2(r.scale)), rule.g), six = 6.0f * step;
   // Outside this range a reciprocal or a remainder could leave the normal numbers: divide there.
   if (step > 0x1p-100f && step < 0x1p15f) {
     const float reciprocal = __frcp_rn(step);
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      const float a = fminf(fabsf(x[i]), six), v = __fmul_rn(a, reciprocal);  // all above is 6, and infinity is gone
-      r.v[i] = signed_e2m1(__fmaf_rn(__fmaf_rn(-v, step, a), reciprocal, v), x[i]);
-    }
+    for (int i = 0; i < 16; i++)  // all above is 6, and infinity is gone
+      r.v[i] = signed_e2m1(divide(fminf(fabsf(x[i]), six), step, reciprocal), x[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < 16; i++) r.v[i] = signed_e2m1(fminf(__fdiv_rn(fabsf(x[i]), step), 6.0f), x[i]);
@@ -103,8 +117,31 @@ template <bool BF16> DEVICE constexpr int panel_column(int s) {
   return 4 * lane + place;
 }
 
+// Where block b of row m lies for hopper.cu.
+struct HopperPlace {
+  u8* codes;
+  u16* scale;
+};
+DEVICE HopperPlace hopper_place(const Target& to, int m, int b) {
+  const int chunk = b >> 3, in_chunk = b & 7, chunks = padded_blocks(to.k) >> 3;
+  const u64 row = 16 * to.m;
+  if (FORM == 6) {  // a record a chunk: each token's block and as many zeros, then scales
+    u8* record = to.codes + chunk * (16 * row + 64);
+    return {record + in_chunk * 2 * row + m * 32, (u16*)(record + 16 * row + m * 16) + in_chunk};
+  }
+  // even blocks from the last to the first, odd blocks from the first on, scales
+  const int pairs = 4 * chunks, pair = b >> 1;
+  u8* scales = to.codes + 2 * pairs * row + chunk * 128 + m * 16;
+  return {to.codes + (b & 1 ? pairs + pair : pairs - 1 - pair) * row + m * 16, (u16*)scales + in_chunk};
+}
+// Twice four e2m1 values as signed bytes.
+DEVICE u32 twice_as_bytes(const float* v) {
+  return prmt(prmt(twice_as_int(v[0]), twice_as_int(v[1]), 0x0040), prmt(twice_as_int(v[2]), twice_as_int(v[3]), 0x0040),
+              0x5410);
+}
+
 // Writes block b of row m, or zeros where that lies beyond M or K.
-template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const float (&x)[16]) {
+template <bool BF16> DEVICE void emit(const Target& to, const Rule& rule, int m, int b, const float (&x)[16]) {
   const int blocks = to.k / BLOCK;
   const bool inside = m < to.m && b < blocks;
   const u64 at = (u64)m * blocks + b;
@@ -139,7 +176,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
   }
   Quantized q;
   if (inside) {
-    q = quantize_block(x, to.g);
+    q = quantize_block(x, rule);
   } else {
 #pragma unroll
     for (int i = 0; i < 16; i++) q.v[i] = 0.0f;
@@ -160,9 +197,7 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
     int sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const float* v = q.v + 4 * i;
-      bytes[i] = prmt(prmt(twice_as_int(v[0]), twice_as_int(v[1]), 0x0040),
-                      prmt(twice_as_int(v[2]), twice_as_int(v[3]), 0x0040), 0x5410);
+      bytes[i] = twice_as_bytes(q.v + 4 * i);
       sum = dp4a(bytes[i], 0x01010101u, sum);
     }
     const int vec = lane_blocks(to.k);
@@ -206,20 +241,10 @@ template <bool BF16> DEVICE void emit(const Target& to, int m, int b, const floa
 #pragma unroll
     for (int i = 0; i < 4; i++) w[i] = exact_e4m3x4(q.v[4 * i], q.v[4 * i + 1], q.v[4 * i + 2], q.v[4 * i + 3]);
     const uint4 bytes = make_uint4(w[0], w[1], w[2], w[3]);
-    const int chunk = b >> 3, in_chunk = b & 7, chunks = padded_blocks(to.k) >> 3;
-    const u64 row = 16 * to.m;
-    u8* scales;
-    if (FORM == 6) {  // a record a chunk: each token's block and as many zeros, then scales
-      u8* record = to.codes + chunk * (16 * row + 64);
-      store16(record + in_chunk * 2 * row + m * 32, bytes);
-      store16(record + in_chunk * 2 * row + m * 32 + 16, make_uint4(0, 0, 0, 0));
-      scales = record + 16 * row + m * 16;
-    } else {          // even blocks from the last to the first, odd blocks from the first on, scales
-      const int pairs = 4 * chunks, pair = b >> 1;
-      store16(to.codes + (b & 1 ? pairs + pair : pairs - 1 - pair) * row + m * 16, bytes);
-      scales = to.codes + 2 * pairs * row + chunk * 128 + m * 16;
-    }
-    ((u16*)scales)[in_chunk] = float_to_half(scale * 0.25f);
+    const HopperPlace at_place = hopper_place(to, m, b);
+    store16(at_place.codes, bytes);
+    if (FORM == 6) store16(at_place.codes + 16, make_uint4(0, 0, 0, 0));
+    *at_place.scale = float_to_half(scale * 0.25f);
   }
 }
 
@@ -266,14 +291,14 @@ DEVICE Place place(const Target& to) {
     const int m = eight * 8 + (i & 7);
     return {m, (int)((i >> 3) - eight * blocks), m < to.m};
   }
-  const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-  const int m = (int)(i / blocks);
-  return {m, (int)(i - (u64)m * blocks), m < rows};
+  const u32 i = blockIdx.x * blockDim.x + threadIdx.x, m = i / blocks;
+  return {(int)m, (int)(i - m * blocks), m < (u32)rows};
 }
 
 // x [M, K]; one thread a block, grid.x * blockDim.x >= padded rows * padded blocks
 template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
   let_next_launch();
+  const Rule rule(to.g);
   wait_for_previous();
   clear(to);
   const Place at = place(to);
@@ -284,12 +309,13 @@ template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
     load_block<BF16>(x + ((u64)m * to.k + b * 16) * 2, v);
     if (ROTATE) rotate<BF16>(v);
   }
-  emit<BF16>(to, m, b, v);
+  emit<BF16>(to, rule, m, b, v);
 }
 
 // gate, up [M, K], rows `stride` values apart: silu(gate) rounded, times up, rounded, quantized
 template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, Target to) {
   let_next_launch();
+  const Rule rule(to.g);
   wait_for_previous();
   clear(to);
   const Place at = place(to);
@@ -306,7 +332,7 @@ template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, 
       v[j] = through_16<BF16>(__fmul_rn(act, u[j]));
     }
   }
-  emit<BF16>(to, m, b, v);
+  emit<BF16>(to, rule, m, b, v);
 }
 
 // x [M, K], weight [K]: x * rsqrt(mean(x^2) + eps) in float32, rounded, times weight, rounded, quantized.
@@ -314,6 +340,7 @@ template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, 
 template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float eps, Target to) {
   __shared__ float partial[32];
   let_next_launch();
+  const Rule rule(to.g);
   wait_for_previous();
   clear(to);
   const int m = blockIdx.x, blocks = to.k / BLOCK, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -343,7 +370,7 @@ template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float ep
       for (int j = 0; j < 16; j++)
         v[j] = through_16<BF16>(__fmul_rn(w[j], through_16<BF16>(__fmul_rn(v[j], factor))));
       }
-    emit<BF16>(to, m, b, v);
+    emit<BF16>(to, rule, m, b, v);
   }
 }
 

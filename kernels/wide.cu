@@ -57,6 +57,7 @@ static constexpr u32 TILE_CHUNK = 4 * 1152;                   // 64 rows x 128 c
 static constexpr u32 X_CHUNK = TOKENS * 256, STAGE = X_CHUNK + GROUPS * TILE_CHUNK;
 static constexpr u32 PARTS = TOKENS > 128 ? 2 : 1;            // wgmma takes up to 128 tokens here
 static constexpr u32 COLS = TOKENS / PARTS, SUMS = COLS / 2;  // sums of a lane for each
+static constexpr u32 EIGHTS = TOKENS / 8, UNITS = GROUPS * EIGHTS;  // of tokens, and 64 rows of them
 static constexpr u32 BAND = 16;                               // tiles of tokens
 static constexpr float UNSCALE = X_BF16 ? 16384.0f : 64.0f;   // what decoding leaves out
 
@@ -155,13 +156,13 @@ struct Run {
   u32 tile0, token0;
   int chunk, length;
 };
-// Tile number `index` of those that run through the tokens first, in bands.
 // Read again, so that it need not be held in the registers of those who copy.
 DEVICE u32 lane_anew() {
   u32 lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
+// Tile number `index` of those that run through the tokens first, in bands.
 DEVICE Run tile_at(u32 index, u32 row_tiles, u32 token_tiles) {
   u32 band = 0, width = token_tiles;
   if (token_tiles > BAND) {  // a division takes long, and nothing has begun yet
@@ -187,7 +188,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
      int row_tiles, int token_tiles, int side_bits, int share, int extra, int bf16, int pdl) {
 #if HAS_CLUSTER
   extern __shared__ __align__(128) u8 shared[];
-  const u32 base = shared_address(shared), full = base + STAGES * STAGE, empty = full + 8 * STAGES;
+  const u32 base = shared_address(shared), full = base + STAGES * STAGE, empty = full + 8 * STAGES, gate = empty + 8 * STAGES;
   const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), id = threadIdx.x & 31;
   const bool copies = warp == 4 * GROUPS;
   u32 cta, ctas, cluster;
@@ -245,13 +246,15 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     if (id == 0) {
       const u32 arrivals = side > 1 ? side * WORKERS / 32 : WORKERS;
       for (u32 s = 0; s < STAGES; s++) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, arrivals);
+      if (ranks > 1) init_barrier(gate, 1);
       publish_barriers();
+      if (ranks > 1) arrive_expecting(gate, (UNITS - rank + ranks - 1) / ranks * ranks * 2048);
     }
     __syncwarp();
     for (; ahead < STAGES && run.length; ahead++) copy_weights(ahead), advance();
   }
   if (side > 1)
-    cluster_sync();  // others' copies count on these barriers
+    cluster_meet();  // others' copies count on these barriers
   else
     __syncthreads();
   if (pdl) asm volatile("griddepcontrol.launch_dependents;");
@@ -303,8 +306,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
       }
     }
 #endif
-    if (ctas > 1) cluster_sync();
-    if (ranks > 1) cluster_sync();
+    if (ctas > 1) cluster_meet();
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -431,7 +433,6 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
       }
     }
   };
-  constexpr u32 EIGHTS = TOKENS / 8, UNITS = GROUPS * EIGHTS;
   auto of_eight = [&](u32 e) { return sums[e / (EIGHTS / PARTS)] + e % (EIGHTS / PARTS) * 4; };  // unrolled: registers
   auto write_all = [&](const Run& run) {
 #pragma unroll
@@ -488,26 +489,26 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     }
     write_all(run);
   }
-  if (ctas > 1) cluster_sync();  // copies for others are under way until they have all they need
+  if (ctas > 1) cluster_meet();  // copies for others are under way until they have all they need
 #else
   accumulate(run.length);
   if (ranks == 1) {
     write_all(run);
-    if (ctas > 1) cluster_sync();  // as above
+    if (ctas > 1) cluster_meet();  // as above
     return;
   }
-  // Unit u is added up by the CTA of rank u % ranks. The ring is free once all CTAs are here.
-  cluster_sync();
+  // Unit u is added up by the CTA of rank u % ranks. Rings are free, and gates there, once all CTAs are here.
+  cluster_meet();
   u32 owner = group * EIGHTS % ranks, place = group * EIGHTS / ranks;
 #pragma unroll
   for (u32 e = 0; e < EIGHTS; e++) {
     const float* d = of_eight(e);
-    const u32 to = address_in(base + ((place * ranks + rank) * 128 + thread) * 16, owner * side + place_aside);
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
-                 : "memory");
+    const u32 cta_of = owner * side + place_aside, to = address_in(base + ((place * ranks + rank) * 128 + thread) * 16, cta_of);
+    const u32 v[4] = {__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])};
+    send16(to, v, address_in(gate, cta_of));
     if (++owner == ranks) owner = 0, place++;
   }
-  cluster_sync();
+  wait_for(gate, 0);
   for (u32 i = group; rank + ranks * i < UNITS; i += 4 * GROUPS) {
     u32 tile[4], token[4];
     float v[4][4];

@@ -132,13 +132,13 @@ def blocks(groups: int, tokens: int) -> int:
 
 def stages(groups: int, tokens: int) -> int:
     """Chunks that the ring of a CTA holds."""
-    room = (SHARED + 1024) // blocks(groups, tokens) - 1024 - 16 * _MOST_STAGES
+    room = (SHARED + 1024) // blocks(groups, tokens) - 1024 - 16 * (_MOST_STAGES + 1)
     return min(_MOST_STAGES, room // _stage(groups, tokens))
 
 
 def shared_bytes(groups: int, tokens: int) -> int:
-    """Dynamic shared memory of a CTA: the ring and two barriers a stage."""
-    return stages(groups, tokens) * (_stage(groups, tokens) + 16)
+    """Dynamic shared memory of a CTA: the ring, two barriers a stage, and one more."""
+    return stages(groups, tokens) * (_stage(groups, tokens) + 16) + 16
 
 
 def _stage(groups: int, tokens: int) -> int:
