@@ -20,7 +20,7 @@
 // What was traded: rows whose K is not divisible by 32 are 8-byte aligned, and take a build of VEC=1 with half as wide
 // loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
 //
-// K is split over `split` warps of the CTA and over `ranks` CTAs of a cluster; partial sums are added in that order,
+// K is split over 2^split_bits warps of the CTA and over 2^rank_bits CTAs of a cluster; partial sums are added in that order,
 // so results do not depend on timing. Any N >= ROWS, any K divisible by 16.
 #include "nvfp4.cuh"
 
@@ -226,19 +226,18 @@ DEVICE void store(u16* y, u64 at, float v, int fp16) { y[at] = fp16 ? float_to_h
 
 template <int ROWS, int DEPTH, int CHAINS>
 DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y, float alpha, int m, int n,
-                 int k, int split, int ranks, int fp16) {
+                 int k, u32 split_bits, u32 rank_bits, int fp16) {
   constexpr int V = power_of_two(ROWS * TOKENS);
   __shared__ float partial[WARPS][V];
 #if STAGE
   __shared__ uint4 staged[WARPS][WORDS / 4 * 32];
 #endif
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = (blockDim.x >> 5) / split;
-  const int group = warp % groups, tile = blockIdx.x / ranks, rank = blockIdx.x - tile * ranks;
-  const int first = rank * split + warp / groups, parts = ranks * split;
-  const int row = min((tile * groups + group) * ROWS, n - ROWS);
+  const int lane = threadIdx.x & 31;
+  const Cut cut(threadIdx.x >> 5, split_bits, rank_bits);
+  const int first = cut.part, parts = cut.parts, row = min((cut.tile * cut.groups + cut.group) * ROWS, n - ROWS);
   const u32 row_bytes = (u32)k / 2, row_scales = (u32)k / 16;
   // Chunks of this lane: every parts-th from the first on, as far as K goes.
-  const int count = (k / (16 * VEC) - lane - first * 32 + 32 * parts - 1) / (32 * parts);
+  const int count = ((int)((u32)k / (16 * VEC)) - lane - first * 32 + 32 * parts - 1) >> (5 + cut.part_bits);
 
   let_next_launch();
   const u8* wp = weight + (u64)row * row_bytes + (u32)(first * 32 + lane) * (8 * VEC);
@@ -290,7 +289,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
           for (int r = 0; r < ROWS; r++) {
             decode(u[d][r].q[2 * b], u[d][r].q[2 * b + 1], w[r], low);
 #if STAGE
-            through_shared(w[r], (u32*)staged[warp] + lane * 4);
+            through_shared(w[r], (u32*)staged[threadIdx.x >> 5] + lane * 4);
 #endif
           }
 #pragma unroll
@@ -315,6 +314,10 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
     }
   }
 
+  u32 thread;  // read again, so that what follows from it was not in registers all the time
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const Cut late(thread >> 5, split_bits, rank_bits);
+  const int groups = late.groups, tile = late.tile, rank = late.rank, ranks = late.ranks;
   float v[V];
 #pragma unroll
   for (int i = 0; i < V; i++) {
@@ -328,14 +331,15 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   const int index = reduced_index<V>(lane);
   const bool lead = (lane & (32 / V - 1)) == 0 && index < ROWS * TOKENS;
   if (parts == 1) {
+    const int row = min((tile * groups + late.group) * ROWS, n - ROWS);
     if (lead) store(y, (u64)(blockIdx.y * TOKENS + index % TOKENS) * n + row + index / TOKENS, sum * alpha, fp16);
     return;
   }
-  if (lead) partial[warp][index] = sum;
+  if (lead) partial[thread >> 5][index] = sum;
   __syncthreads();
   if (ranks > 1) cluster_sync();
   // The CTA of rank r writes each ranks-th value.
-  const int values = groups * ROWS * TOKENS;
+  const int values = groups * ROWS * TOKENS, split = 1 << split_bits;
   for (int i = threadIdx.x * ranks + rank; i < values; i += blockDim.x * ranks) {
     const int g = i / (ROWS * TOKENS), j = i - g * (ROWS * TOKENS);
     float total = 0.0f;
@@ -354,8 +358,8 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
 #define KERNEL(ROWS, DEPTH, CHAINS, CTAS)                                                                             \
   extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS)                                                      \
   gemv_r##ROWS##_d##DEPTH##_c##CHAINS(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y,      \
-                                      float alpha, int m, int n, int k, int split, int ranks, int fp16) {             \
-    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, m, n, k, split, ranks, fp16);                      \
+                                      float alpha, int m, int n, int k, u32 split_bits, u32 rank_bits, int fp16) {    \
+    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, m, n, k, split_bits, rank_bits, fp16);             \
   }
 // KERNELS is a list of KERNEL(rows, depth, chains, ctas); the host's own is in resetcli/cuda/families/gemv.py.
 KERNELS

@@ -36,17 +36,16 @@ DEVICE void decode(u32 q, u32 scale, u32 (&h)[4]) {
 static constexpr float UNDO = BF16 ? 16384.0f : E2M1_UNSTEP;
 
 template <int ROWS, int TILES, int DEPTH>
-DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, float alpha, int m, int n, int k, int split,
-                    int ranks, int fp16) {
+DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, float alpha, int m, int n, int k,
+                    u32 split_bits, u32 rank_bits, int fp16) {
   extern __shared__ float partial[];
   constexpr int ACCS = ROWS * TILES < 4 ? 2 : 1;                   // chains of mma per result
   constexpr int PITCH = TILES == 1 ? 8 : 8 * TILES + 8, TALL = 16 * ROWS;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const int groups = (blockDim.x >> 5) / split, group = warp % groups;
-  const int tile = blockIdx.x / ranks, rank = blockIdx.x - tile * ranks;
-  const int part = rank * split + warp / groups, parts = ranks * split;
-  const int chunks = (k + 64 * VEC - 1) / (64 * VEC), per = (chunks + parts - 1) / parts;
-  const int first = part * per, last = min(first + per, chunks);
+  const Cut cut(warp, split_bits, rank_bits);
+  const int groups = cut.groups, group = cut.group, tile = cut.tile, rank = cut.rank, ranks = cut.ranks;
+  const int chunks = (int)((u32)(k + 64 * VEC - 1) / (64 * VEC)), per = (chunks + cut.parts - 1) >> cut.part_bits;
+  const int first = cut.part * per, last = min(first + per, chunks);
   const int row0 = (tile * groups + group) * TALL, tile0 = blockIdx.y * TILES, tiles = (m + 7) >> 3;
 
   let_next_launch();
@@ -158,7 +157,7 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
   }
 
   // partial: [part of K][group][row][token]
-  float* mine = partial + (warp / groups * groups + group) * (TALL * PITCH);
+  float* mine = partial + warp * (TALL * PITCH);
 #pragma unroll
   for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -170,7 +169,7 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
   __syncthreads();
   if (ranks > 1) cluster_sync();
   alpha *= UNDO;
-  const int rows = groups * TALL, tokens = min(8 * TILES, m - tile0 * 8);
+  const int split = 1 << split_bits, rows = groups * TALL, tokens = min(8 * TILES, m - tile0 * 8);
   for (int i = threadIdx.x + rank * blockDim.x; i < rows * tokens; i += blockDim.x * ranks) {
     const int token = i / rows, r = i - token * rows;
     if (tile * rows + r >= n) continue;
@@ -189,8 +188,8 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
 #define KERNEL(ROWS, TILES, DEPTH, CTAS)                                                                             \
   extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS)                                                     \
   mma_r##ROWS##_t##TILES##_d##DEPTH(const u8* weight, const u8* scale, const u8* x, u16* y, float alpha, int m,      \
-                                    int n, int k, int split, int ranks, int fp16) {                                  \
-    product<ROWS, TILES, DEPTH>(weight, scale, x, y, alpha, m, n, k, split, ranks, fp16);                            \
+                                    int n, int k, u32 split_bits, u32 rank_bits, int fp16) {                         \
+    product<ROWS, TILES, DEPTH>(weight, scale, x, y, alpha, m, n, k, split_bits, rank_bits, fp16);                   \
   }
 // KERNELS is a list of KERNEL(row tiles, token tiles, depth, ctas); the host's is in resetcli/cuda/families/mma.py.
 KERNELS

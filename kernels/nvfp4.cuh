@@ -331,6 +331,16 @@ DEVICE void wait_for_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// How the warps of a CTA share work: `groups` of them along N, the others along K, which the CTAs of a cluster cut as
+// well. All are powers of two, since divisions take long where nothing has been asked of memory yet.
+struct Cut {
+  int groups, group, tile, rank, ranks, part, parts, part_bits, group_bits;
+  __device__ __forceinline__ Cut(u32 warp, u32 split_bits, u32 rank_bits) {
+    group_bits = 31 - __clz(blockDim.x >> 5) - split_bits, groups = 1 << group_bits, group = warp & (groups - 1);
+    ranks = 1 << rank_bits, tile = blockIdx.x >> rank_bits, rank = blockIdx.x & (ranks - 1);
+    part_bits = split_bits + rank_bits, parts = 1 << part_bits, part = (rank << split_bits) + (warp >> group_bits);
+  }
+};
 DEVICE void cluster_sync() {
 #if HAS_CLUSTER
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");

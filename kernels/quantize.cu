@@ -299,9 +299,9 @@ DEVICE Place place(const Target& to) {
 template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
   let_next_launch();
   const Rule rule(to.g);
+  const Place at = place(to);
   wait_for_previous();
   clear(to);
-  const Place at = place(to);
   if (!at.there) return;
   const int m = at.m, b = at.b;
   float v[16];
@@ -316,9 +316,9 @@ template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
 template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, Target to) {
   let_next_launch();
   const Rule rule(to.g);
+  const Place at = place(to);
   wait_for_previous();
   clear(to);
-  const Place at = place(to);
   if (!at.there) return;
   const int m = at.m, b = at.b;
   float v[16], u[16];

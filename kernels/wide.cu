@@ -170,7 +170,7 @@ DEVICE Run tile_at(u32 index, u32 row_tiles, u32 token_tiles) {
     index -= band * BAND * row_tiles;
     width = min(BAND, token_tiles - band * BAND);
   }
-  const u32 row_tile = index / width;
+  const u32 row_tile = width == 1 ? index : index / width;
   return {row_tile * GROUPS, (band * BAND + index - row_tile * width) * TOKENS, 0, 0};
 }
 

@@ -17,7 +17,7 @@ from resetcli.cuda.families.gemv import _has_clusters
 
 _KERNELS = {
     2: (
-        (1, 1, 4, 0), (1, 1, 8, 0), (2, 1, 2, 0), (2, 1, 4, 0), (1, 2, 4, 0), (2, 2, 2, 0), (1, 4, 2, 1), (2, 4, 2, 1),
+        (1, 1, 4, 0), (1, 1, 8, 1), (2, 1, 2, 0), (2, 1, 4, 0), (1, 2, 4, 0), (2, 2, 2, 0), (1, 4, 2, 1), (2, 4, 2, 1),
         (1, 8, 2, 0),
     ),
     1: ((1, 1, 4, 2), (1, 2, 2, 2), (1, 4, 2, 2), (1, 8, 2, 1)),
@@ -95,7 +95,10 @@ class Mma(Family):
         ranks = config["ranks"] if _has_clusters(out) else 1
         tiles = -(-n // (16 * config["rows"] * (config["warps"] // config["split"])))
         grid = (tiles * ranks, -(-acts.m // (8 * config["tiles"])))
-        args = (*prepared, x, out, alpha, acts.m, n, k, config["split"], ranks, int(out.dtype == torch.float16))
+        args = (
+            *prepared, x, out, alpha, acts.m, n, k, config["split"].bit_length() - 1, ranks.bit_length() - 1,
+            int(out.dtype == torch.float16),
+        )  # fmt: skip
         launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks * (ranks > 1))
 
 
