@@ -191,15 +191,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 int last_units, int sliced, int per_sliced, int per_stride, int share, int extra, int bf16, int pdl) {
 #if HAS_CLUSTER
   extern __shared__ __align__(128) u8 shared[];
-  u32 rank, ranks, cluster, clusters;
+  u32 rank, ranks;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(ranks));
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
-  asm("mov.u32 %0, %%nclusterid.x;" : "=r"(clusters));
+  const u32 rank_bits = 31 - __clz(ranks), cluster = blockIdx.x >> rank_bits, clusters = gridDim.x >> rank_bits;
   const u32 tid = keep(threadIdx.x), lane = tid & 31, row = lane >> 2, t = lane & 3;
   const int group = __shfl_sync(~0u, tid >> 7, 0), warp = __shfl_sync(~0u, (tid >> 5) & 3, 0);
   // Slices of K are numbered through the cluster; chunk and length are this warpgroup's, x_chunk0 and x_length the CTA's.
-  const int first_quad = group * per_sliced >> 8, stride = GROUPS * per_sliced >> 8, rank_bits = 31 - __clz(ranks);
+  const int first_quad = group * per_sliced >> 8, stride = GROUPS * per_sliced >> 8;
   const int slice = rank * sliced + group - first_quad * sliced, parts = ranks * sliced;
   const int chunk = slice * share + min(slice, extra), length = share + (slice < extra);
   const int begins = rank * sliced, chunk0 = begins * share + min(begins, extra);

@@ -191,16 +191,15 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   const u32 base = shared_address(shared), full = base + STAGES * STAGE, empty = full + 8 * STAGES, gate = empty + 8 * STAGES;
   const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), id = threadIdx.x & 31;
   const bool copies = warp == 4 * GROUPS;
-  u32 cta, ctas, cluster;
+  u32 cta, ctas;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(cta));
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(ctas));
-  asm("mov.u32 %0, %%clusterid.x;" : "=r"(cluster));
   const u32 side = 1 << side_bits, place_aside = cta & (side - 1);
 #if STREAM
   constexpr u32 ranks = 1, rank = 0, first_cta = 0;
   // Clusters wait for those of higher numbers, so these start first: were some not on the machine yet, with another
   // kernel that waits alike in their places, neither would end.
-  const u32 number = (gridDim.x >> side_bits) - 1 - cluster;
+  const u32 number = (gridDim.x >> side_bits) - 1 - (blockIdx.x >> side_bits);
   const u32 begin_at = number * share + min(number, extra), end_at = begin_at + share + (number < extra);
   auto place_of = [&](u32 other) { return other << side_bits | place_aside; };  // the CTA of that cluster with these rows
   auto run_from = [&](u32 at) {
@@ -213,6 +212,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   };
 #else
   const u32 rank = cta >> side_bits, ranks = ctas >> side_bits;
+  const u32 cluster = ctas & (ctas - 1) ? blockIdx.x / ctas : blockIdx.x >> (31 - __clz(ctas));  // %clusterid divides
   const u32 first_cta = rank << side_bits, begin_at = 0, end_at = 1;
   auto run_from = [&](u32) {
     Run run = tile_at(cluster, row_tiles, token_tiles);
