@@ -30,11 +30,11 @@ def kernels(arithmetic: int, tokens: int, vec: int) -> tuple[Kernel, ...]:
     """The kernels of one compilation, best guess first, one of them of 2 rows: none spills on any architecture."""
     if arithmetic == _INT8 and vec == 2:
         if tokens == 1:
-            return ((2, 4, 1, 3), (2, 2, 1, 4), (4, 2, 1, 3), (4, 1, 1, 3), (1, 4, 2, 3), (1, 1, 1, 4))
+            return ((4, 1, 1, 3), (4, 2, 1, 3), (2, 4, 1, 3), (2, 2, 1, 4), (1, 4, 2, 3), (1, 1, 1, 4))
         if tokens == 2:
-            return ((2, 4, 1, 2), (2, 2, 1, 3), (4, 2, 1, 2), (4, 1, 1, 2), (1, 4, 2, 0), (1, 1, 1, 0))
+            return ((4, 1, 1, 2), (4, 2, 1, 2), (2, 4, 1, 2), (2, 2, 1, 3), (1, 4, 2, 0), (1, 1, 1, 0))
         if tokens <= 4:
-            return ((2, 2, 1, 2), (4, 1, 1, 2 if tokens == 3 else 1), (2, 4, 1, 2), (4, 2, 1, 1), (1, 1, 1, 2))
+            return ((4, 1, 1, 2 if tokens == 3 else 1), (2, 2, 1, 2), (2, 4, 1, 2), (4, 2, 1, 1), (1, 1, 1, 2))
         return ((4, 1, 1, 1), (2, 1, 1, 2 if tokens < 8 else 1), (4, 2, 1, 1), (1, 1, 1, 2))
     if arithmetic == _HALF2:
         if tokens <= 2:
