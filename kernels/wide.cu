@@ -9,7 +9,7 @@
 //   - The order of K within a block of 16 is the one in which a lane has its codes ("tiles"), so decoding is a few bit
 //     moves, a conversion and one multiplication a pair; activations are laid out to match by whoever quantizes them.
 //   - A warp of its own feeds a ring in shared memory by bulk copies, one for what a tile reads of a chunk of X (16 small
-//     ones cost a quarter of the time at 8 tokens); while wgmma multiplies 32 columns, the next 32 are decoded into other
+//     ones cost a fifth of the time at 8 tokens); while wgmma multiplies 32 columns, the next 32 are decoded into other
 //     registers.
 //   - Where tiles are too few for the machine, the CTAs of a cluster cut K between them and add their sums through
 //     distributed shared memory, each CTA a part of the tile; or the chunks of all tiles are cut evenly between as many
