@@ -20,7 +20,7 @@
 //
 // What was traded: registers for sums leave room for one CTA an SM, so the 4 us that an H200 takes for the first bytes
 // and the last stores of a tile overlap with nothing. (In the loop 256 tokens run at the tensor cores' full rate, 128
-// with two warpgroups at 5/6 of it, waiting for X, the more so without a CTA aside.)
+// with two warpgroups at some nine tenths of it.)
 //
 // Compile-time: GROUPS warpgroups of 64 rows, TOKENS of a tile (8 to 256), STAGES of the ring, BLOCKS CTAs an SM,
 // X_BF16 the type of x (and so of decoded weights): bf16 for W4A16 on bf16, else fp16. STREAM 1 for the even cut, TAKES.
@@ -320,8 +320,8 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   for (int i = 0; i < STEP; i++)
 #pragma unroll
     for (int r = 0; r < 4; r++) even[i][r] = odd[i][r] = 0;
-  // The chunk before that of `stage` is done with: whoever copies there may know.
-  // Where CTAs share copies, one lane for its warp; else each for itself, as compute-sanitizer's racecheck can follow.
+  // The chunk before that of `stage` is done with: whoever copies there may know. Where CTAs share copies, one lane says
+  // so for its warp; else each for itself, as compute-sanitizer's racecheck can follow.
   const Arrival mine = side == 1 || lane == place_aside ? HERE : lane < side ? THERE : NOWHERE;
   const u32 empty_there = address_in(empty, first_cta + min(lane, side - 1));
   auto release = [&](bool wanted, u32 stage) {
