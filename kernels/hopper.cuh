@@ -51,8 +51,9 @@ DEVICE void send16(u32 to, const u32 (&v)[4], u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
                ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(barrier) : "memory");
 }
-// All threads of a cluster are here: an order of execution, for barriers that were published and memory that was read.
-// What others wrote is not visible by it, and so it does not wait for memory.
+// All threads of a cluster are here: an order of execution, for barriers that were published and for shared memory whose
+// values have been used. What others wrote is not visible by it, and so it does not wait for memory: not for arrivals at
+// other CTAs' barriers either.
 DEVICE void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }

@@ -10,8 +10,8 @@
 // fragments (`fragment_piece`), written once by quantize.cu, 4 bytes more per value than codes would be, but read
 // by every warp in whole cache lines without shared memory or a barrier in the loop.
 //
-// K is split over `split` warps of the CTA, each a contiguous range, and over `ranks` CTAs of a cluster; partial sums
-// are added in that order. Any N, any K divisible by 16 (VEC=1 where K is not divisible by 32); M is looped over by
+// K is split over 2^split_bits warps of the CTA, each a contiguous range, and over 2^rank_bits CTAs of a cluster; partial
+// sums are added in that order. Any N, any K divisible by 16 (VEC=1 where K is not divisible by 32); M is looped over by
 // grid.y in steps of 8 * TILES tokens, correct for any M and meant for 64 or less.
 #include "nvfp4.cuh"
 

@@ -2,7 +2,7 @@
 //
 // What binds it: for a few tokens nothing but latency (a launch, one trip to memory and back, and the arithmetic of one
 // block by one thread: nothing is exchanged between threads). For many tokens the arithmetic, so each value takes some ten
-// operations: sixteen divisions a block are one reciprocal and Markstein's correction (two fused steps that give the
+// operations: the divisions of a block are two reciprocals and Markstein's correction (two fused steps that give the
 // correctly rounded quotient), rounding to E2M1 is left to the float adder (see `to_e2m1`), and values stay floats,
 // which each form converts or multiplies as it likes; only packed codes are made from bits.
 // What was traded: codes must equal the checkpoint's rule bit for bit, float32 operation by operation, so no step is
@@ -59,7 +59,8 @@ struct Quantized {
   u32 scale;    // E4M3 byte
 };
 
-// a / b, correctly rounded, of a and b and a reciprocal of b that all are far from the ends of the normal numbers.
+// a / b, correctly rounded, where `reciprocal` is 1 / b, correctly rounded, and neither it, b, nor the remainder leaves the
+// normal numbers. An a for which that is not so gives a quotient that is tiny, if not the right one: no caller minds.
 DEVICE float divide(float a, float b, float reciprocal) {
   const float v = __fmul_rn(a, reciprocal);
   return __fmaf_rn(__fmaf_rn(-v, b, a), reciprocal, v);
@@ -67,7 +68,7 @@ DEVICE float divide(float a, float b, float reciprocal) {
 // What follows from g alone: most of a block's first division, while x is still on its way.
 struct Rule {
   float g, six, per_six;
-  bool plain;  // a largest value over `six` is zero only if the value is
+  bool plain;  // `six` is where `divide` may take it, and where x / six is zero only if x is
   __device__ __forceinline__ explicit Rule(float g) : g(g), six(__fmul_rn(g, 6.0f)) {
     plain = six > 0x1p-60f && six < 0x1p10f;
     per_six = __frcp_rn(plain ? six : 1.0f);

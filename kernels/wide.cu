@@ -19,8 +19,8 @@
 // Tiles run through the tokens first, in bands, so that what the CTAs at work read of X and W stays in L2.
 //
 // What was traded: registers for sums leave room for one CTA an SM, so the 4 us that an H200 takes for the first bytes
-// and the last stores of a tile overlap with nothing. (In the loop 256 tokens run at the tensor cores' full rate, 128
-// with two warpgroups at some nine tenths of it.)
+// and the last stores of a tile overlap with nothing. (In the loop tiles of 128 and 256 tokens are multiplied at
+// the same rate, the tensor cores'.)
 //
 // Compile-time: GROUPS warpgroups of 64 rows, TOKENS of a tile (8 to 256), STAGES of the ring, BLOCKS CTAs an SM,
 // X_BF16 the type of x (and so of decoded weights): bf16 for W4A16 on bf16, else fp16. STREAM 1 for the even cut, TAKES.
@@ -197,8 +197,9 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   const u32 side = 1 << side_bits, place_aside = cta & (side - 1);
 #if STREAM
   constexpr u32 ranks = 1, rank = 0, first_cta = 0;
-  // Clusters wait for those of higher numbers, so these start first: were some not on the machine yet, with another
-  // kernel that waits alike in their places, neither would end.
+  // Clusters wait for those of higher numbers, so these get the places that start first: were some not on the machine yet,
+  // with another kernel that waits alike in their places, neither would end. (That blocks start in order is what GPUs do,
+  // not what CUDA promises; with one kernel of this kind at a time nothing depends on it.)
   const u32 number = (gridDim.x >> side_bits) - 1 - (blockIdx.x >> side_bits);
   const u32 begin_at = number * share + min(number, extra), end_at = begin_at + share + (number < extra);
   auto place_of = [&](u32 other) { return other << side_bits | place_aside; };  // the CTA of that cluster with these rows
@@ -286,6 +287,12 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
       advance();
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
+    // The CTA must not end while others still say here that they are done with a chunk.
+    if (side > 1)
+      for (int c = 0; c < ahead; c++) {
+        wait_for(empty + 8 * stage, parity);
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+      }
     __syncwarp();
   };
   if (warp >= 4 * GROUPS) {
@@ -293,16 +300,17 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     if (copies) copy_rest();
 #if STREAM
     else if (warp == 4 * GROUPS + 1) {  // says for the workers, who go on, that their part is written
-      u32 cta_id;  // as `lane_anew`
+      u32 cta_id;  // as `lane_anew`; `number` and its place again, for the same reason
       asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta_id));
-      const u32 last = (gridDim.x >> side_bits) - 1, mine = last - (cta_id >> side_bits);
-      if ((mine * share + min(mine, extra)) % chunks) {
+      const u32 last = (gridDim.x >> side_bits) - 1, again = last - (cta_id >> side_bits);
+      if ((again * share + min(again, extra)) % chunks) {
         asm volatile("bar.sync 2, %0;" ::"n"(WORKERS + 32) : "memory");
         if (threadIdx.x == WORKERS + 32) {
           __threadfence();
-          const u32 place = mine << side_bits | (cta_id & ((1u << side_bits) - 1));
+          const u32 place = again << side_bits | (cta_id & ((1u << side_bits) - 1));
           asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + place) : "memory");
         }
+        __syncwarp();
       }
     }
 #endif
@@ -312,7 +320,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 
   float sums[PARTS][SUMS];
-  const u32 lane = lane_anew(), group = warp >> 2, thread = threadIdx.x & 127;
+  const u32 lane = lane_anew(), group = warp >> 2;
   const u32 codes_at = X_CHUNK + group * TILE_CHUNK + (warp & 3) * 1152 + lane * 16;
   const u32 scales_at = codes_at + 1024 - lane * 16 + (lane >> 2) * 16;
   u32 even[STEP][4], odd[STEP][4], stage = 0, parity = 0;
@@ -499,6 +507,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
   }
   // Unit u is added up by the CTA of rank u % ranks. Rings are free, and gates there, once all CTAs are here.
   cluster_meet();
+  const u32 thread = threadIdx.x & 127;
   u32 owner = group * EIGHTS % ranks, place = group * EIGHTS / ranks;
 #pragma unroll
   for (u32 e = 0; e < EIGHTS; e++) {

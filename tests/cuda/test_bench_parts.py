@@ -212,6 +212,8 @@ def test_parts_without_a_gpu(tmp_path):
     with pytest.raises(ResetError, match="--tune, --ablate: no CUDA kernels here") as caught:
         run_suite([1], [Shape(64, 64)], device="cpu", parts=parts)
     assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="'gemm'"):  # before anything runs, a missing GPU included
+        run_suite([1], [Shape(64, 64)], device="cpu", names=["gemm"], parts=parts)
     kept: list[str] = []
     found = run_suite(
         [1], [Shape(64, 64), Shape(32, 64)], device="cpu", seconds=0.02, given_commit="abc",

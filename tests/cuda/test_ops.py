@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from resetcli.base.errors import ResetError
-from resetcli.cuda import ops
+from resetcli.base.errors import ResetError, UsageError
+from resetcli.cuda import activations, ops
 from resetcli.cuda.ops import KernelWeight, check_weight, first_nan, layout_names, nvfp4_quantize, prepare_weight
 from resetcli.nvfp4 import codec
 
@@ -137,6 +137,13 @@ def test_a_starting_address_that_is_not_aligned_is_copied():
     odd = base[1:]
     copy = ops._aligned(odd)
     assert copy.data_ptr() % 16 == 0 and torch.equal(copy, odd)
+
+
+def test_activations_beyond_32_bit_indices_are_refused():
+    blocks = activations._blocks("nvfp4", (1 << 20) - 1, 1 << 16)[0]
+    assert blocks == ((1 << 20) - 1) * (1 << 12) // 256
+    with pytest.raises(UsageError, match=r"x is \[1048576, 65536\]: too large for 32-bit indices"):
+        activations._blocks("nvfp4", 1 << 20, 1 << 16)
 
 
 def test_the_block_size_is_the_formats():

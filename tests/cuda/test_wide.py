@@ -68,6 +68,10 @@ def tile_at(index: int, row_tiles: int, token_tiles: int) -> tuple[int, int]:
     return row, band * 16 + token
 
 
+def test_even_cuts_that_the_gpu_tests_run_are_all():
+    assert set(_STREAMING) == {(4, 8), (4, 16), (4, 32), (4, 64), (2, 128), (2, 256)}
+
+
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_tiles_run_through_all_rows_and_tokens(row_tiles, token_tiles):
     seen = [tile_at(index, row_tiles, token_tiles) for index in range(row_tiles * token_tiles)]
@@ -75,15 +79,15 @@ def test_tiles_run_through_all_rows_and_tokens(row_tiles, token_tiles):
 
 
 @settings(max_examples=200)
-@given(tiles=st.integers(1, 400), chunks=st.integers(1, 210), ctas=st.integers(1, 140))
-def test_an_even_cut_multiplies_everything_once_and_waits_for_no_one_too_few(tiles, chunks, ctas):
+@given(tiles=st.integers(1, 400), chunks=st.integers(1, 210), clusters=st.integers(1, 140))
+def test_an_even_cut_multiplies_everything_once_and_waits_for_no_one_too_few(tiles, chunks, clusters):
     work = tiles * chunks
-    share, extra = divmod(work, ctas)
-    begins = [cta * share + min(cta, extra) for cta in range(ctas)]
-    ends = [begin + share + (cta < extra) for cta, begin in enumerate(begins)]
+    share, extra = divmod(work, clusters)
+    begins = [number * share + min(number, extra) for number in range(clusters)]
+    ends = [begin + share + (number < extra) for number, begin in enumerate(begins)]
     multiplied: Counter[int] = Counter()
     raised, lowered, writers = set(), [], Counter()
-    for cta, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         at = begin
         while at < end:
             tile, chunk = divmod(at, chunks)
@@ -91,11 +95,11 @@ def test_an_even_cut_multiplies_everything_once_and_waits_for_no_one_too_few(til
             multiplied.update(range(at, at + length))
             at += length
             if chunk:
-                assert cta not in raised, "one flag and one place for parts a CTA"
-                raised.add(cta)
+                assert number not in raised, "one flag and one place for parts a CTA"
+                raised.add(number)
                 continue
             writers[tile] += 1
-            done, other = length, cta + 1
+            done, other = length, number + 1
             while done < chunks:
                 done += share + (other < extra)
                 lowered.append(other)
@@ -104,6 +108,8 @@ def test_an_even_cut_multiplies_everything_once_and_waits_for_no_one_too_few(til
         assert set(multiplied) == set(range(work)) and set(multiplied.values()) == {1}
         assert writers == Counter(range(tiles))
         assert sorted(lowered) == sorted(raised), "each flag that is raised is lowered by one CTA"
+        announced = {number for number, begin in enumerate(begins) if begin % chunks}
+        assert announced == raised, "the warp that raises flags waits for the workers of just these"
 
 
 def test_what_it_cannot_do_has_a_reason():

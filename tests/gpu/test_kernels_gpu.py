@@ -40,6 +40,8 @@ ODD = (
     (40, 16), (40, 48), (1000, 1008), (1, 4096), (2, 32), (3, 5136), (15, 1024), (129, 5136), (1000, 5120), (40, 3584),
     (65, 1056), (257, 992), (96, 18944),
 )  # fmt: skip
+EVEN = ((4, 8), (4, 16), (4, 32), (4, 64), (2, 128), (2, 256))
+"""Warpgroups and tokens of the kernels of "wide" that cut all tiles evenly (test_wide.py holds that these are all)."""
 QUANTIZED = ("nvfp4", "int8", "f16", "q16", "fragments", "panels")
 
 
@@ -161,6 +163,57 @@ def test_an_even_cut_leaves_its_flags_lowered(members, arch):
                 family.run(config, acts, prepared, out, case.alpha("w4a4"), n=case.n, k=case.k)
             assert all(torch.equal(out, outs[0]) for out in outs), config
             assert not bool(acts.tensors[1].any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_even_cut(members, arch, dtype):
+    """Each kernel that cuts all tiles evenly, alone and in pairs, with a last tile of tokens that is not full."""
+    wide, case = _wide(members), make_case(25600, 5120, 253, dtype, seed=10)
+    if not supported(wide, arch, 253, case, dtype, "w4a4"):
+        pytest.skip(f"not on {arch}")
+    prepared, found = wide.prepare(case.weight, case.scale), []
+    for groups, tokens in EVEN:
+        for side in (1, 2):
+            config = {"groups": groups, "tokens": tokens, "slices": 1, "side": side, "ctas": 132}
+            for m in (tokens - 3, 2 * tokens - 3) if tokens < 128 else (tokens - 3,):
+                found += [wrong(wide, config, case, m, mode, prepared) for mode in MODES]
+    assert not any(found), "\n".join(filter(None, found))
+
+
+def test_even_cuts_that_overlap_do_not_disturb_each_other(members, arch):
+    """Products of the same activations, one after the other in a graph with overlapping launches: flags and parts are
+    used again by a kernel that starts before the one ahead has ended."""
+    from resetcli.cuda.activations import quantize
+
+    wide, case = _wide(members), make_case(4160, 4096, 300, torch.bfloat16, seed=11)
+    if not supported(wide, arch, 300, case, torch.bfloat16, "w4a4"):
+        pytest.skip(f"not on {arch}")
+    prepared = wide.prepare(case.weight, case.scale)
+    # made ahead: nothing else shall be launched in between
+    outs = [torch.empty(300, case.n, dtype=torch.bfloat16, device="cuda") for _ in range(12)]
+
+    def chain(config, pdl: bool) -> None:
+        for i, out in enumerate(outs):
+            if i % 3 == 0:
+                acts = quantize(case.x, case.input_scale, "panels", pdl=pdl)
+            wide.run(config, acts, prepared, out, case.alpha("w4a4"), n=case.n, k=case.k, pdl=pdl)
+
+    for config in ({"groups": 2, "tokens": t, "slices": 1, "side": s, "ctas": 132} for t in (128, 256) for s in (1, 2)):
+        chain(config, False)
+        want = outs[0].clone()
+        assert not bool(want.isnan().any())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain(config, True)
+        for _ in range(3):
+            for out in outs:
+                out.fill_(float("nan"))
+            graph.replay()
+            assert all(torch.equal(out, want) for out in outs), config
+
+
+def _wide(members):
+    return next(family for family in members if family.name == "wide")
 
 
 def test_ablations_compute_the_same(members, arch):

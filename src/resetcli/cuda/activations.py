@@ -209,6 +209,8 @@ def _blocks(form: str, m: int, k: int) -> tuple[int, int]:
     if form in ("wgmma4", "wgmma8", *PANELS):
         width = -(-k // 128) * 128
     total = _rows(form, m) * (width // BLOCK)
+    if total >= 1 << 32:
+        raise UsageError(f"x is [{m}, {k}]: too large for 32-bit indices; quantize fewer rows at a time")
     threads = 64 if total < 1 << 15 else 256  # few: spread over many multiprocessors
     return -(-total // threads), threads
 

@@ -19,6 +19,7 @@ from resetcli.base.errors import ResetError
 from resetcli.base.files import write_json
 from resetcli.base.reporting import Reporter
 from resetcli.cuda.availability import kernels_available
+from resetcli.cuda.backends import backends
 from resetcli.cuda.bench import bench_device, run_bench
 from resetcli.cuda.kernel_table import KernelTable
 from resetcli.cuda.machine import commit, describe_machine
@@ -103,6 +104,7 @@ def run_suite(
     """
     parts = parts or Parts()
     where = bench_device(device)
+    backends(names, where.type)  # a wrong name is said before anything is compiled or tuned
     if asked := parts.need_kernels():
         there, why = kernels_available(where) if where.type == "cuda" else (False, f"the device is {where}")
         if not there:

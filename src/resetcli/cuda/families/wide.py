@@ -36,7 +36,7 @@ _STREAMING = {
     (4, 8): (0.65, 0.66), (4, 16): (0.71, 0.72), (4, 32): (0.75, 0.76), (4, 64): (0.96, 0.98), (2, 128): (0.71, 0.72),
     (2, 256): (1.32, 1.33),
 }  # fmt: skip
-"""The same of the kernels whose grid cuts all tiles evenly: its CTAs are at different places in K."""
+"""The same of the kernels whose grid cuts all tiles evenly, for 1 and 2 CTAs side by side."""
 _TOGETHER = 1.75
 """What two CTAs of a multiprocessor take, in times of one."""
 _FIXED, _APART, _STREAM_FIXED, _PART, _MEMORY = 4.0, 3.0, 8.0, 2.0, 3.9e6
@@ -61,7 +61,7 @@ class Wide(Family):
         if m < 1 or n < 1 or k < BLOCK or k % BLOCK:
             return False, f"M={m}, N={n}, K={k}: they must be positive and K divisible by {BLOCK}"
         if m * k >= 1 << 35:
-            return False, f"M={m}, K={k}: too large for 32-bit offsets"
+            return False, f"M={m}, K={k}: too large for 32-bit indices"
         return True, ""
 
     def error(self, m: int) -> float:
@@ -183,7 +183,7 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
             for slices in range(fewest, min(8 // side, chunks) + 1):
                 took = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
                 found.append((max(took, least_us), groups, tokens, slices, side, 0))
-        for side, chunk in zip((1, 2), _STREAMING.get((groups, tokens), ()), strict=False):
+        for side, chunk in enumerate(_STREAMING.get((groups, tokens), ()), 1):
             clusters = multiprocessors // side
             work = _clusters(groups, tokens, side, n, m) * chunks
             share = -(-work // clusters)
