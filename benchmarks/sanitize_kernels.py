@@ -1,7 +1,8 @@
 """Small launches of every kernel, to be run under compute-sanitizer:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python benchmarks/sanitize_kernels.py
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python benchmarks/sanitize_kernels.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python benchmarks/sanitize_kernels.py \\
+        --no-shared-copies
 
 Shapes end inside tiles and chunks; each family runs a few of its configurations, clusters among them. Without torch's
 caching every tensor is an allocation of its own, so that a read or write beyond it is seen. Prints the number of

@@ -20,8 +20,8 @@
 // What was traded: rows whose K is not divisible by 32 are 8-byte aligned, and take a build of VEC=1 with half as wide
 // loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
 //
-// K is split over 2^split_bits warps of the CTA and over 2^rank_bits CTAs of a cluster; partial sums are added in that order,
-// so results do not depend on timing. Any N >= ROWS, any K divisible by 16.
+// K is split over 2^split_bits warps of the CTA and over 2^rank_bits CTAs of a cluster; partial sums are added in that
+// order, so results do not depend on timing. Any N >= ROWS, any K divisible by 16.
 #include "nvfp4.cuh"
 
 #ifndef ARITH

@@ -154,22 +154,17 @@ DEVICE void deliver(const float (&total)[SUMS], u32 place, u32 owner, u32 gate, 
 #if SPREAD
   const u32 v[4] = {__float_as_uint(total[0] + total[4]), __float_as_uint(total[1] + total[5]),
                     __float_as_uint(total[2] + total[6]), __float_as_uint(total[3] + total[7])};
-#define VECTOR ".v4.b32 [%0], {%1,%2,%3,%4}"
-#define VALUES "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-#define LAST "[%5]"
+  if (shares)
+    send16(address_in(place, owner), v, address_in(gate, owner));
+  else
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(place), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 #else
   const u32 v[2] = {__float_as_uint(total[0] + total[1]), __float_as_uint(total[2] + total[3])};
-#define VECTOR ".v2.b32 [%0], {%1,%2}"
-#define VALUES "r"(v[0]), "r"(v[1])
-#define LAST "[%3]"
+  if (shares)
+    send8(address_in(place, owner), v, address_in(gate, owner));
+  else
+    asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(place), "r"(v[0]), "r"(v[1]) : "memory");
 #endif
-  if (!shares) {
-    asm volatile("st.shared" VECTOR ";" ::"r"(place), VALUES : "memory");
-    return;
-  }
-  const u32 to = address_in(place, owner), there = address_in(gate, owner);
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes" VECTOR ", " LAST ";" ::"r"(to), VALUES, "r"(there)
-               : "memory");
 }
 
 // All threads of the CTA copy `bytes`, a multiple of 16.

@@ -43,10 +43,15 @@ DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
 }
 // To the same place of each CTA in `ctas`, whose barriers count it.
 DEVICE void bulk_copy_to(u16 ctas, u32 to, const u8* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+               " [%0], [%1], %2, [%3], %4;"
                ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "h"(ctas) : "memory");
 }
-// 16 bytes into another CTA's shared memory, counted by its barrier.
+// 8 or 16 bytes into another CTA's shared memory, counted by its barrier.
+DEVICE void send8(u32 to, const u32 (&v)[2], u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
+               ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(barrier) : "memory");
+}
 DEVICE void send16(u32 to, const u32 (&v)[4], u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
                ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(barrier) : "memory");

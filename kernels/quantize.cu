@@ -36,7 +36,6 @@ static constexpr bool PANELS = FORM >= 8;
 struct Target {
   u8* codes;
   u8* scales;
-  float g;  // input_scale
   int m, k;
 };
 
@@ -65,7 +64,7 @@ DEVICE float divide(float a, float b, float reciprocal) {
   const float v = __fmul_rn(a, reciprocal);
   return __fmaf_rn(__fmaf_rn(-v, b, a), reciprocal, v);
 }
-// What follows from g alone: most of a block's first division, while x is still on its way.
+// The input scale g and what follows from it alone: most of a block's first division, while x is still on its way.
 struct Rule {
   float g, six, per_six;
   bool plain;  // `six` is where `divide` may take it, and where x / six is zero only if x is
@@ -242,10 +241,10 @@ template <bool BF16> DEVICE void emit(const Target& to, const Rule& rule, int m,
 #pragma unroll
     for (int i = 0; i < 4; i++) w[i] = exact_e4m3x4(q.v[4 * i], q.v[4 * i + 1], q.v[4 * i + 2], q.v[4 * i + 3]);
     const uint4 bytes = make_uint4(w[0], w[1], w[2], w[3]);
-    const HopperPlace at_place = hopper_place(to, m, b);
-    store16(at_place.codes, bytes);
-    if (FORM == 6) store16(at_place.codes + 16, make_uint4(0, 0, 0, 0));
-    *at_place.scale = float_to_half(scale * 0.25f);
+    const HopperPlace there = hopper_place(to, m, b);
+    store16(there.codes, bytes);
+    if (FORM == 6) store16(there.codes + 16, make_uint4(0, 0, 0, 0));
+    *there.scale = float_to_half(scale * 0.25f);
   }
 }
 
@@ -297,9 +296,9 @@ DEVICE Place place(const Target& to) {
 }
 
 // x [M, K]; one thread a block, grid.x * blockDim.x >= padded rows * padded blocks
-template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
+template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, float g, Target to) {
   let_next_launch();
-  const Rule rule(to.g);
+  const Rule rule(g);
   const Place at = place(to);
   wait_for_previous();
   clear(to);
@@ -314,9 +313,9 @@ template <bool BF16, bool ROTATE> DEVICE void plain(const u8* x, Target to) {
 }
 
 // gate, up [M, K], rows `stride` values apart: silu(gate) rounded, times up, rounded, quantized
-template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, Target to) {
+template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, float g, Target to) {
   let_next_launch();
-  const Rule rule(to.g);
+  const Rule rule(g);
   const Place at = place(to);
   wait_for_previous();
   clear(to);
@@ -338,10 +337,10 @@ template <bool BF16> DEVICE void silu(const u8* gate, const u8* up, int stride, 
 
 // x [M, K], weight [K]: x * rsqrt(mean(x^2) + eps) in float32, rounded, times weight, rounded, quantized.
 // One CTA a row; blockDim.x a multiple of 32, at most 1024.
-template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float eps, Target to) {
+template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float eps, float g, Target to) {
   __shared__ float partial[32];
   let_next_launch();
-  const Rule rule(to.g);
+  const Rule rule(g);
   wait_for_previous();
   clear(to);
   const int m = blockIdx.x, blocks = to.k / BLOCK, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -378,16 +377,16 @@ template <bool BF16> DEVICE void rmsnorm(const u8* x, const u8* weight, float ep
 #define PLAIN(SUFFIX, BF16, ROTATE)                                                                                   \
   extern "C" __global__ void __launch_bounds__(256, 3)                                                                \
   quantize_##SUFFIX(const u8* x, u8* codes, u8* scales, float g, int m, int k) {                                      \
-    plain<BF16, ROTATE>(x, Target{codes, scales, g, m, k});                                                           \
+    plain<BF16, ROTATE>(x, g, Target{codes, scales, m, k});                                                           \
   }
 #define FUSED(SUFFIX, BF16)                                                                                           \
   extern "C" __global__ void __launch_bounds__(256, 3)                                                                \
   silu_quantize_##SUFFIX(const u8* gate, const u8* up, u8* codes, u8* scales, float g, int m, int k, int stride) {    \
-    silu<BF16>(gate, up, stride, Target{codes, scales, g, m, k});                                                     \
+    silu<BF16>(gate, up, stride, g, Target{codes, scales, m, k});                                                     \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
   rmsnorm_quantize_##SUFFIX(const u8* x, const u8* weight, u8* codes, u8* scales, float g, float eps, int m, int k) { \
-    rmsnorm<BF16>(x, weight, eps, Target{codes, scales, g, m, k});                                                    \
+    rmsnorm<BF16>(x, weight, eps, g, Target{codes, scales, m, k});                                                    \
   }
 
 PLAIN(bf16, true, false)

@@ -49,14 +49,13 @@
 #ifndef TAKES
 #define TAKES 0
 #endif
+#include "wgmma16.cuh"
 
 static constexpr u32 WORKERS = 128 * GROUPS;                  // and a warpgroup one warp of which copies
 // Registers of a worker: all of a CTA share what it was launched with (80, 96 or 168 a thread), and copying needs 32.
 static constexpr u32 REGISTERS = BLOCKS == 2 ? 104 : GROUPS == 4 ? 112 : 232;
 static constexpr u32 TILE_CHUNK = 4 * 1152;                   // 64 rows x 128 columns of codes and scales
 static constexpr u32 X_CHUNK = TOKENS * 256, STAGE = X_CHUNK + GROUPS * TILE_CHUNK;
-static constexpr u32 PARTS = TOKENS > 128 ? 2 : 1;            // wgmma takes up to 128 tokens here
-static constexpr u32 COLS = TOKENS / PARTS, SUMS = COLS / 2;  // sums of a lane for each
 static constexpr u32 EIGHTS = TOKENS / 8, UNITS = GROUPS * EIGHTS;  // of tokens, and 64 rows of them
 static constexpr u32 BAND = 16;                               // tiles of tokens
 static constexpr float UNSCALE = X_BF16 ? 16384.0f : 64.0f;   // what decoding leaves out
@@ -66,55 +65,6 @@ static constexpr float UNSCALE = X_BF16 ? 16384.0f : 64.0f;   // what decoding l
 #define STEP (GROUPS == 4 && TOKENS == 128 ? 1 : 2)
 #endif
 
-#define OUT4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OUT8(i) OUT4(i), OUT4(i + 4)
-#define OUT16(i) OUT8(i), OUT8(i + 8)
-#define OUT32(i) OUT16(i), OUT16(i + 16)
-#define OUT64(i) OUT32(i), OUT32(i + 32)
-#define REGS4 "%0,%1,%2,%3"
-#define REGS8 REGS4 ",%4,%5,%6,%7"
-#define REGS16 REGS8 ",%8,%9,%10,%11,%12,%13,%14,%15"
-#define REGS32 REGS16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define REGS64                                                                                                  \
-  REGS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56" \
-         ",%57,%58,%59,%60,%61,%62,%63"
-#if X_BF16
-#define TYPES "f32.bf16.bf16"
-#else
-#define TYPES "f32.f16.f16"
-#endif
-#if TOKENS == 8
-#define SHAPE "m64n8k16."
-#define OUTS OUT4(0)
-#define REGS REGS4
-#define INS "{%4,%5,%6,%7},%8"
-#elif TOKENS == 16
-#define SHAPE "m64n16k16."
-#define OUTS OUT8(0)
-#define REGS REGS8
-#define INS "{%8,%9,%10,%11},%12"
-#elif TOKENS == 32
-#define SHAPE "m64n32k16."
-#define OUTS OUT16(0)
-#define REGS REGS16
-#define INS "{%16,%17,%18,%19},%20"
-#elif TOKENS == 64
-#define SHAPE "m64n64k16."
-#define OUTS OUT32(0)
-#define REGS REGS32
-#define INS "{%32,%33,%34,%35},%36"
-#else
-#define SHAPE "m64n128k16."
-#define OUTS OUT64(0)
-#define REGS REGS64
-#define INS "{%64,%65,%66,%67},%68"
-#endif
-
-// d += 64 rows x 16 columns of `a` times COLS tokens at `b`, begun.
-DEVICE void multiply(float (&d)[SUMS], const u32 (&a)[4], u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned." SHAPE TYPES " {" REGS "}," INS ",1,1,1,0;"
-               : OUTS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
-}
 // All but the last PENDING groups of wgmma are over; `a` was an operand of one that is.
 template <int PENDING> DEVICE void finish(u32 (&a)[STEP][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -188,7 +138,8 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
      int row_tiles, int token_tiles, int side_bits, int share, int extra, int bf16, int pdl) {
 #if HAS_CLUSTER
   extern __shared__ __align__(128) u8 shared[];
-  const u32 base = shared_address(shared), full = base + STAGES * STAGE, empty = full + 8 * STAGES, gate = empty + 8 * STAGES;
+  const u32 base = shared_address(shared), full = base + STAGES * STAGE, empty = full + 8 * STAGES;
+  const u32 gate = empty + 8 * STAGES;
   const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), id = threadIdx.x & 31;
   const bool copies = warp == 4 * GROUPS;
   u32 cta, ctas;
@@ -512,7 +463,8 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
 #pragma unroll
   for (u32 e = 0; e < EIGHTS; e++) {
     const float* d = of_eight(e);
-    const u32 cta_of = owner * side + place_aside, to = address_in(base + ((place * ranks + rank) * 128 + thread) * 16, cta_of);
+    const u32 cta_of = owner * side + place_aside;
+    const u32 to = address_in(base + ((place * ranks + rank) * 128 + thread) * 16, cta_of);
     const u32 v[4] = {__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])};
     send16(to, v, address_in(gate, cta_of));
     if (++owner == ranks) owner = 0, place++;

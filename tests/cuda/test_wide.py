@@ -48,7 +48,7 @@ def test_configurations_are_of_shipped_builds_and_legal_launches(shape):
             groups, tokens, slices, side, ctas = config.values()
             for bf16 in (False, True):
                 assert str(_build(groups, tokens, bf16, ctas > 0)) in shipped
-            assert slices * side <= 8 and slices <= chunks and 16 % side == 0
+            assert slices * side <= 8 and slices <= chunks and side in (1, 2, 4)
             if ctas:
                 assert slices == 1 and side in (1, 2) and ctas == 132 <= FLAGS and (groups, tokens) in _STREAMING
                 longest = min(chunks, -(-_tiles(groups, tokens, side, m, n) * chunks // (ctas // side)))
@@ -66,10 +66,6 @@ def tile_at(index: int, row_tiles: int, token_tiles: int) -> tuple[int, int]:
     band, rest = divmod(index, 16 * row_tiles)
     row, token = divmod(rest, min(16, token_tiles - band * 16))
     return row, band * 16 + token
-
-
-def test_even_cuts_that_the_gpu_tests_run_are_all():
-    assert set(_STREAMING) == {(4, 8), (4, 16), (4, 32), (4, 64), (2, 128), (2, 256)}
 
 
 @given(st.integers(1, 50), st.integers(1, 50))

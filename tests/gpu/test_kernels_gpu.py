@@ -40,8 +40,6 @@ ODD = (
     (40, 16), (40, 48), (1000, 1008), (1, 4096), (2, 32), (3, 5136), (15, 1024), (129, 5136), (1000, 5120), (40, 3584),
     (65, 1056), (257, 992), (96, 18944),
 )  # fmt: skip
-EVEN = ((4, 8), (4, 16), (4, 32), (4, 64), (2, 128), (2, 256))
-"""Warpgroups and tokens of the kernels of "wide" that cut all tiles evenly (test_wide.py holds that these are all)."""
 QUANTIZED = ("nvfp4", "int8", "f16", "q16", "fragments", "panels")
 
 
@@ -168,11 +166,13 @@ def test_an_even_cut_leaves_its_flags_lowered(members, arch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_even_cut(members, arch, dtype):
     """Each kernel that cuts all tiles evenly, alone and in pairs, with a last tile of tokens that is not full."""
+    from resetcli.cuda.families.wide import _STREAMING
+
     wide, case = _wide(members), make_case(25600, 5120, 253, dtype, seed=10)
     if not supported(wide, arch, 253, case, dtype, "w4a4"):
         pytest.skip(f"not on {arch}")
     prepared, found = wide.prepare(case.weight, case.scale), []
-    for groups, tokens in EVEN:
+    for groups, tokens in _STREAMING:
         for side in (1, 2):
             config = {"groups": groups, "tokens": tokens, "slices": 1, "side": side, "ctas": 132}
             for m in (tokens - 3, 2 * tokens - 3) if tokens < 128 else (tokens - 3,):

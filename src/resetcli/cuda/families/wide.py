@@ -184,14 +184,14 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
                 took = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
                 found.append((max(took, least_us), groups, tokens, slices, side, 0))
         for side, chunk in enumerate(_STREAMING.get((groups, tokens), ()), 1):
-            clusters = multiprocessors // side
+            cutters = multiprocessors // side  # clusters between which all the work is cut
             work = _clusters(groups, tokens, side, n, m) * chunks
-            share = -(-work // clusters)
-            able = 2 * clusters <= work and clusters * side <= FLAGS
+            share = -(-work // cutters)
+            able = 2 * cutters <= work and cutters * side <= FLAGS
             if able and (exact or m > _FEW or min(chunks, share) <= _LONGEST):
                 parts = max(0.0, chunks / share - 1.5) * groups * tokens / 512
                 took = share * chunk + _STREAM_FIXED + _PART * parts
-                found.append((max(took, least_us), groups, tokens, 1, side, clusters * side))
+                found.append((max(took, least_us), groups, tokens, 1, side, cutters * side))
     found.sort()
     keys = ("groups", "tokens", "slices", "side", "ctas")
     return tuple(tuple(zip(keys, cut, strict=True)) for took, *cut in found[:24] if took <= 1.5 * found[0][0])
