@@ -33,7 +33,7 @@ MANY = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", help="names, separated by commas (default: all)")
-    parser.add_argument("--configs", type=int, default=4, help="configurations of a family, M and shape")
+    parser.add_argument("--configs", type=int, default=6, help="configurations of a family, M and shape")
     parser.add_argument(
         "--no-shared-copies", action="store_true",
         help="leave out CTAs that copy for each other: racecheck does not follow a barrier that another CTA arrives at",

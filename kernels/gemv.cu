@@ -20,6 +20,10 @@
 // What was traded: rows whose K is not divisible by 32 are 8-byte aligned, and take a build of VEC=1 with half as wide
 // loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
 //
+// Weights read best in one full wave of CTAs, so rows come in 3, 5, 6 and 7 as well: of 17408x5120 an H200 has 33 warps a
+// multiprocessor with 4 rows each, one more than fit, and 26 with 5, which do. The next launch may start once this
+// one's first loads are under way (`late` 0) or when the last one is back (1: it takes no memory from this one then).
+//
 // K is split over 2^split_bits warps of the CTA and over 2^rank_bits CTAs of a cluster; partial sums are added in that
 // order, so results do not depend on timing. Any N >= ROWS, any K divisible by 16.
 #include "nvfp4.cuh"
@@ -226,7 +230,7 @@ DEVICE void store(u16* y, u64 at, float v, int fp16) { y[at] = fp16 ? float_to_h
 
 template <int ROWS, int DEPTH, int CHAINS>
 DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y, float alpha, int m, int n,
-                 int k, u32 split_bits, u32 rank_bits, int fp16) {
+                 int k, u32 split_bits, u32 rank_bits, int fp16, int late) {
   constexpr int V = power_of_two(ROWS * TOKENS);
   __shared__ float partial[WARPS][V];
 #if STAGE
@@ -239,7 +243,6 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   // Chunks of this lane: every parts-th from the first on, as far as K goes.
   const int count = ((int)((u32)k / (16 * VEC)) - lane - first * 32 + 32 * parts - 1) >> (5 + cut.part_bits);
 
-  let_next_launch();
   const u8* wp = weight + (u64)row * row_bytes + (u32)(first * 32 + lane) * (8 * VEC);
   const u8* sp = scale + (u64)row * row_scales + (u32)(first * 32 + lane) * VEC;
   const u32 weight_step = parts * (256 * VEC), scale_step = parts * (32 * VEC);
@@ -252,6 +255,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
     wp += weight_step;
     sp += scale_step;
   }
+  if (!late) let_next_launch();
   wait_for_previous();
 
 #if ARITH <= 2
@@ -314,10 +318,11 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
     }
   }
 
+  if (late) let_next_launch();
   u32 thread;  // read again, so that what follows from it was not in registers all the time
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  const Cut late(thread >> 5, split_bits, rank_bits);
-  const int groups = late.groups, tile = late.tile, rank = late.rank, ranks = late.ranks;
+  const Cut again(thread >> 5, split_bits, rank_bits);
+  const int groups = again.groups, tile = again.tile, rank = again.rank, ranks = again.ranks;
   float v[V];
 #pragma unroll
   for (int i = 0; i < V; i++) {
@@ -331,7 +336,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   const int index = reduced_index<V>(lane);
   const bool lead = (lane & (32 / V - 1)) == 0 && index < ROWS * TOKENS;
   if (parts == 1) {
-    const int row = min((tile * groups + late.group) * ROWS, n - ROWS);
+    const int row = min((tile * groups + again.group) * ROWS, n - ROWS);
     if (lead) store(y, (u64)(blockIdx.y * TOKENS + index % TOKENS) * n + row + index / TOKENS, sum * alpha, fp16);
     return;
   }
@@ -354,12 +359,26 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   if (ranks > 1) cluster_sync();  // no CTA leaves while another reads its sums
 }
 
-// CTAS: how many CTAs of 8 warps a multiprocessor shall hold at least, 0 to leave the registers to the compiler.
-#define KERNEL(ROWS, DEPTH, CHAINS, CTAS)                                                                             \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS)                                                      \
+// What bounds the registers of a kernel: on Hopper their number, where one is given; elsewhere the compiler leaves as
+// many as CTAS CTAs of 8 warps a multiprocessor have, or takes what it likes where that is 0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
+#define HAS_MAXNREG 1
+#else
+#define HAS_MAXNREG 0
+#endif
+#define BODY(ROWS, DEPTH, CHAINS)                                                                                     \
   gemv_r##ROWS##_d##DEPTH##_c##CHAINS(const u8* weight, const u8* scale, const u8* x, const u8* x_scale, u16* y,      \
-                                      float alpha, int m, int n, int k, u32 split_bits, u32 rank_bits, int fp16) {    \
-    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, m, n, k, split_bits, rank_bits, fp16);             \
+                                      float alpha, int m, int n, int k, u32 split_bits, u32 rank_bits, int fp16,      \
+                                      int late) {                                                                     \
+    gemv<ROWS, DEPTH, CHAINS>(weight, scale, x, x_scale, y, alpha, m, n, k, split_bits, rank_bits, fp16, late);       \
   }
-// KERNELS is a list of KERNEL(rows, depth, chains, ctas); the host's own is in resetcli/cuda/families/gemv.py.
+#define BY_CTAS(ROWS, DEPTH, CHAINS, CTAS)                                                                            \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS) BODY(ROWS, DEPTH, CHAINS)
+#if HAS_MAXNREG
+#define BY_REGISTERS(ROWS, DEPTH, CHAINS, CTAS, REGISTERS)                                                            \
+  extern "C" __global__ void __maxnreg__(REGISTERS) BODY(ROWS, DEPTH, CHAINS)
+#else
+#define BY_REGISTERS(ROWS, DEPTH, CHAINS, CTAS, REGISTERS) BY_CTAS(ROWS, DEPTH, CHAINS, CTAS)
+#endif
+// KERNELS is a list of these two; the host's own is in resetcli/cuda/families/gemv.py.
 KERNELS

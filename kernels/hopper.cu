@@ -11,9 +11,11 @@
 //     copy is a straight 16 bytes a lane. Each warp streams its own part through a ring in shared memory with
 //     cp.async: no barrier, no register held while waiting. (Reading by bulk copies took 0.8 to 1.4 us longer on an
 //     H200, whatever the size. Plain loads into registers keep too few bytes in flight.)
-//   - Activations are copied before most weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more.
-//     (Quantizing them here, in each CTA, was slower: nothing is left then to hide that arithmetic behind. So was
-//     asking for all of the ring before the kernel ahead has ended.)
+//   - Activations are copied before most weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more. For
+//     more than 4 tokens one thread may ask for them by bulk copies instead (BULK), which is faster behind a kernel that
+//     has just made them, unless K is long. (It must be one thread: these instructions take uniform registers, so those
+//     of several lanes run one by one. Quantizing activations here, in each CTA, was slower: nothing is left then to
+//     hide that arithmetic behind. So was asking for all of the ring before the kernel ahead has ended.)
 //   - While wgmma multiplies a chunk, the next one is decoded.
 // A cluster of CTAs takes some units of 16 rows, what a warp multiplies at once: rows are cut that finely because whole
 // tiles of 64 leave a fifth of an H200 without work on common shapes. Each CTA takes one slice of K of all of them, so
@@ -24,6 +26,9 @@
 // order: results do not vary. (Equal runs of chunks over the whole grid, with parts through global memory, were slower.)
 //
 // What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
+//
+// The next kernel may launch at once or after the last product (see pdl): on long K its quantization, of other data,
+// otherwise takes memory and issue slots from the slowest CTAs of this one.
 //
 // Compile-time: GROUPS warpgroups a CTA, STAGES of the ring, SPREAD 0 for M <= 4 and 1 for M <= 8.
 #include "hopper.cuh"
@@ -42,6 +47,9 @@
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1  // CTAs an SM
+#endif
+#ifndef BULK
+#define BULK 0  // activations by bulk copies, with SPREAD only
 #endif
 
 static constexpr u32 THREADS = 128 * GROUPS;
@@ -181,6 +189,7 @@ DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
 // sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other quads
 // per_sliced, per_stride  1/sliced in 256ths and sliced/GROUPS in 65536ths, rounded up: divisions take long
 // share, extra  chunks of a warpgroup's slice of K; one more for the first `extra` of them, counted over the cluster
+// pdl      0: no programmatic dependent launch; 1: the next kernel may launch at once; 2: after the last product
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int units,
                 int last_units, int sliced, int per_sliced, int per_stride, int share, int extra, int bf16, int pdl) {
@@ -207,42 +216,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int of_quads = 4 * first_quad + slot, unit = first_unit + of_quads;
   const u8* from = weights + (size_t)((unit >> 2) * chunks + chunk) * CHUNK + (unit & 3) * WARP_CHUNK + lane * 16;
   // Requests run ahead of the products: chunk by chunk, then on to this warp's unit in the warpgroup's next quad.
-  int left = of_quads < units ? ((units - of_quads + 4 * stride - 1) / 4 * per_stride >> 16) * length : 0, in_quad = length;
+  int own = of_quads < units ? ((units - of_quads + 4 * stride - 1) / 4 * per_stride >> 16) * length : 0;  // not multiplied yet
+  int in_quad = length;
   const u32 to_next = keep((stride * chunks - length + 1) * CHUNK);
   const int length_kept = keep(length);
-  int own = left;  // chunks yet to be multiplied
   const bool holds_scales = lane < 8;
-  auto request = [&](u32 to) {
-    const bool wanted = left > 0;
+  auto request = [&](u32 to, int ahead) {
+    const bool wanted = own > ahead;
     copy_chunk_if(wanted, wanted && holds_scales, to, from);
     commit();
-    left--;
     in_quad--;
     from += in_quad == 0 ? to_next : CHUNK;
     if (in_quad == 0) in_quad = length_kept;
   };
-#pragma unroll
-  for (int s = 0; s < EARLY; s++) request(ring_begin + s * WARP_CHUNK);
-  if (pdl) {
-    asm volatile("griddepcontrol.launch_dependents;");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+  const u32 gate = base + RING, x_there = gate + 8, x_data = gate + 128;
+#if BULK
+  const bool asks = tid == THREADS - 32;  // not of the warp that has the other barrier to make
+  if (asks) {
+    init_barrier(x_there, 1);
+    publish_barriers();
   }
-  const u32 gate = base + RING, x_data = gate + 128, room = sliced * share + min(extra, sliced);   // alike in all CTAs: they send there
+#endif
+#pragma unroll
+  for (int s = 0; s < EARLY; s++) request(ring_begin + s * WARP_CHUNK, s);
+  if (pdl == 1) let_next_launch();
+  if (pdl) wait_for_previous();
+  const u32 room = sliced * share + min(extra, sliced);   // alike in all CTAs: they send there
 #if SPREAD
   const u32 zeros = x_data + 64 * m * room, x_scales = zeros + (64 * room + 16) * m + 128;
-  copy_run(zeros - 64 * m * x_length, x + (size_t)(chunks - chunk0 - x_length) * 64 * m, x_length * 64 * m);
-  copy_run(zeros + 16 * m, x + (size_t)(chunks + chunk0) * 64 * m, x_length * 64 * m);
-  copy_run(x_scales, x + (size_t)chunks * 128 * m + chunk0 * 128, x_length * 128);
+  const u32 half = x_length * 64 * m;
+  const u8 *first_blocks = x + (size_t)(chunks - chunk0 - x_length) * 64 * m,
+           *second_blocks = x + (size_t)(chunks + chunk0) * 64 * m,
+           *their_scales = x + (size_t)chunks * 128 * m + chunk0 * 128;
+#if BULK
+  if (asks) {
+    arrive_expecting(x_there, 2 * half + x_length * 128);
+    bulk_copy(zeros - half, first_blocks, half, x_there);
+    bulk_copy(zeros + 16 * m, second_blocks, half, x_there);
+    bulk_copy(x_scales, their_scales, x_length * 128, x_there);
+  }
+#else
+  copy_run(zeros - half, first_blocks, half);
+  copy_run(zeros + 16 * m, second_blocks, half);
+  copy_run(x_scales, their_scales, x_length * 128);
+  commit();
+#endif
   const u32 received = x_scales + 128 * room;
   for (u32 i = tid; i < (u32)m; i += THREADS)
     asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(zeros + i * 16), "r"(0) : "memory");
 #else
   const u32 chunk_bytes = 256 * m + 64, x_scales = x_data + 256 * m, received = x_data + room * chunk_bytes;
   copy_run(x_data, x + (size_t)chunk0 * chunk_bytes, x_length * chunk_bytes);
-#endif
   commit();
+#endif
 #pragma unroll
-  for (int s = EARLY; s < STAGES - 1; s++) request(ring_begin + s * WARP_CHUNK);
+  for (int s = EARLY; s < STAGES - 1; s++) request(ring_begin + s * WARP_CHUNK, s);
   const int mine = (quads - (int)rank + (int)ranks - 1) >> rank_bits;  // quads that meet here
   const bool shares = ranks > 1;
   if (shares && tid == 0) {
@@ -269,9 +297,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     start(d, a, b, b, b, b);
     finish(d, a, a);
   }
+#if !BULK
   wait_copies<STAGES - 1 - EARLY>();
+#endif
   publish();
   __syncthreads();
+#if BULK
+  wait_for(x_there, 0);
+#endif
   if (shares) {
     if (tid == 0) {
       const int met = 4 * mine - (((quads - 1) & (ranks - 1)) == rank ? 4 * quads - units : 0);
@@ -317,14 +350,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
     u32 slot_next = slot_now + WARP_CHUNK;
     if (slot_next == ring_end) slot_next = ring_begin;
-    if (own > 1) {
-      wait_copies<STAGES - 3>();
-      __syncwarp();
-      request(slot_before);
-      decode(slot_next, next);
-    }
+    wait_copies<STAGES - 3>();
+    __syncwarp();
+    request(slot_before, STAGES - 1);
+    decode(slot_next, next);
     finish(d, now, next);
-    if (own > 0)
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         // rows r and r + 8; in each pair the first and the second block of 32 columns
@@ -380,6 +410,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (quad >= quads) break;
     one_chunk(odd, even);
   }
+  if (pdl == 2) let_next_launch();
   if (unmet) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 
   const float scale = alpha * UNSCALE;

@@ -17,7 +17,7 @@ from resetcli.cuda.activations import FORMS, UNQUANTIZED
 from resetcli.cuda.build import ARCHITECTURES, Build, kernels_folder
 from resetcli.cuda.dispatch import Dispatcher, Plan, Target, layouts_for, supported
 from resetcli.cuda.families import families, family
-from resetcli.cuda.families.base import Family
+from resetcli.cuda.families.base import EARLY, LATE, Family
 from resetcli.cuda.kernel_table import (
     Entry,
     KernelTable,
@@ -178,6 +178,20 @@ def test_tables_survive_the_disk_and_add_up(kernel_cache):
     assert merged is not None and merged.entries == {**two.entries, **one.entries}
     assert json.loads(path.read_text())["format"] == kernel_table.FORMAT
     assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_when_the_next_launch_may_start_is_kept(tmp_path):
+    """0, EARLY and LATE; false and true of older tables; nothing else."""
+    path = tmp_path / "t.json"
+    save_table(table(m1=[Timed("small", {}, pdl, 1.0 + pdl) for pdl in (0, EARLY, LATE)]), path)
+    text = path.read_text()
+    found = load_table(path)
+    assert found is not None and [choice.pdl for choice in next(iter(found.entries.values())).choices] == [0, 1, 2]
+    path.write_text(text.replace('"pdl": 0', '"pdl": false').replace('"pdl": 1', '"pdl": true'))
+    assert load_table(path) == found
+    path.write_text(text.replace('"pdl": 2', '"pdl": 3'))
+    with pytest.raises(ResetError, match="damaged"):
+        load_table(path)
 
 
 def _save_many(job: tuple[Path, int]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -15,8 +16,9 @@ import torch
 from resetcli.cuda import activations, readers
 from resetcli.cuda.build import ARCHITECTURES, Build, compile_build
 from resetcli.cuda.families import families
-from resetcli.cuda.families.gemv import Gemv
+from resetcli.cuda.families.gemv import Gemv, kernels
 from resetcli.cuda.families.mma import Mma
+from resetcli.cuda.shapes import PAPER
 
 SHAPES = (
     (4096, 4096),
@@ -89,9 +91,21 @@ def test_configurations_name_kernels_of_shipped_builds(shape, mode):
 
 
 def kernels_of(build: Build) -> set[str]:
-    """Rows, depth, ... of each KERNEL of a build, without the number of CTAs."""
-    listed = dict(build.defines).get("KERNELS", "")
-    return {kernel.rstrip(")").rpartition(",")[0] for kernel in str(listed).replace("KERNEL(", "").split()}
+    """The first three numbers of each kernel of a build: rows, depth, ..."""
+    return set(re.findall(r"\((\d+,\d+,\d+),", str(dict(build.defines).get("KERNELS", ""))))
+
+
+def test_one_token_takes_rows_for_a_full_wave_of_warps():
+    """What an H200 showed of the paper's shapes, in warps a multiprocessor: 20 to as many as its registers hold, or
+    more than one wave only where no kernel's rows make it one; of 17408x5120 five rows, not four (33 of 32)."""
+    gemv = next(f for f in families() if f.name == "gemv")
+    room = {kernel[:3]: 65536 // 32 // kernel[4] for kernel in kernels(1, 1, 2) if kernel[4]}
+    for shape in PAPER:
+        config = gemv.configs(1, shape.n, shape.k, 132, "w4a4")[0]
+        load = -(-shape.n // config["rows"]) * config["split"] * config["ranks"] / 132
+        holds = room[config["rows"], config["depth"], config["chains"]]
+        assert 20 <= load <= holds or shape.n / 7 / 132 > 24, (shape, config, load, holds)
+    assert gemv.configs(1, 17408, 5120, 132, "w4a4")[0]["rows"] == 5
 
 
 def test_unsupported_products_say_why():

@@ -26,6 +26,7 @@ if torch.cuda.is_available():
     from resetcli.cuda import dispatch, launch, layers, ops
     from resetcli.cuda.availability import kernels_available
     from resetcli.cuda.dispatch import target
+    from resetcli.cuda.families.base import EARLY, LATE
     from resetcli.cuda.kernel_table import load_table, user_path
     from resetcli.cuda.ops import KernelWeight, execute, nvfp4_quantize, prepare_weight
     from resetcli.cuda.shapes import Shape
@@ -137,7 +138,7 @@ def test_a_long_chain_with_overlapping_launches_is_the_chain_without():
         plan = dispatch.dispatcher.plan(where, m, k, k, BF16, "w4a4", ("rows",))
         gain = float(wanted(weights[0], x).norm() / x.double().norm()) / G  # of a product with a global scale of 1
 
-        def chain(x: torch.Tensor, pdl: bool, m=m, plan=plan, gain=gain) -> torch.Tensor:
+        def chain(x: torch.Tensor, pdl: int, m=m, plan=plan, gain=gain) -> torch.Tensor:
             for step, weight in enumerate(weights * 20):
                 out = torch.empty(m, k, dtype=BF16, device=x.device)
                 execute(dataclasses.replace(plan, pdl=pdl), x, tuple(weight.parts), out, k=k, weight_scale_2=1 / gain,
@@ -145,17 +146,18 @@ def test_a_long_chain_with_overlapping_launches_is_the_chain_without():
                 x = out if step % 10 else out / out.abs().amax()
             return x
 
-        plain = chain(x, False)
+        plain = chain(x, 0)
         assert float(plain.abs().amax()) > 1e-3
-        static = x.clone()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            overlapped = chain(static, True)
-        for _ in range(20):
-            overlapped.fill_(float("nan"))
-            graph.replay()
-            torch.cuda.synchronize()
-            assert torch.equal(overlapped, plain)
+        for pdl in (EARLY, LATE):
+            static = x.clone()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                overlapped = chain(static, pdl)
+            for _ in range(10):
+                overlapped.fill_(float("nan"))
+                graph.replay()
+                torch.cuda.synchronize()
+                assert torch.equal(overlapped, plain)
 
 
 def test_a_side_stream_after_a_delayed_producer():
@@ -471,7 +473,7 @@ def test_every_family_agrees_through_the_same_door():
         codes, scales = tensors(n, k)
         weight, x = prepare_weight(codes, scales, G, INPUT, activations=activations), rows(m, k)
         config = family.configs(m, n, k, where.multiprocessors, activations)[0]
-        for pdl in (False, True):
+        for pdl in (0, EARLY, LATE):
             plan = dispatch.Plan(family, config, pdl, family.form_for(activations), "test")
             out = torch.full((m, n), float("nan"), dtype=BF16, device="cuda")
             execute(plan, x, family.prepare(codes, scales), out, k=k, weight_scale_2=G, input_scale=weight.input_scale)

@@ -20,7 +20,7 @@ import torch
 from resetcli.base.errors import ResetError
 from resetcli.cuda.build import architecture, architecture_number
 from resetcli.cuda.families import families
-from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.base import DTYPES, EARLY, Family
 from resetcli.cuda.kernel_table import (
     KernelTable,
     Key,
@@ -48,12 +48,13 @@ class Target:
 class Plan:
     """How one product is computed.
 
+    ``pdl`` is 0, EARLY or LATE (families.base).
     ``us`` and ``bf16_us`` are measured microseconds, None where nothing was; ``source`` says whence the choice.
     """
 
     family: Family
     config: dict[str, Any]
-    pdl: bool
+    pdl: int
     form: str
     source: str
     us: float | None = None
@@ -216,7 +217,7 @@ class Dispatcher:
         family = min(able.values(), key=lambda each: each.cost_model[0] + each.cost_model[1] * m)
         config = family.configs(m, n, k, where.multiprocessors, activations)[0]
         # Unmeasured, but overlapping launches was worth more than any configuration on the small shapes of an H200.
-        pdl = architecture_number(where.arch) >= 90
+        pdl = EARLY if architecture_number(where.arch) >= 90 else 0
         return Plan(family, config, pdl, family.form_for(activations), "cost model")
 
     def _valid(

@@ -21,7 +21,7 @@ from resetcli.cuda.backends import Backend, Call, Operand, register
 from resetcli.cuda.build import architecture_number
 from resetcli.cuda.dispatch import Plan, Target, dispatcher, target
 from resetcli.cuda.families import families, family
-from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.base import DTYPES, EARLY, Family
 from resetcli.cuda.launch import device_index
 from resetcli.cuda.ops import execute
 from resetcli.cuda.problem import Problem
@@ -44,7 +44,7 @@ class Weights:
 def family_plan(family: Family, where: Target, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
     """How ``family`` computes a product: by the tables where they know it, else by its cost model."""
     configs = family.configs(m, n, k, where.multiprocessors, MODE)
-    form, overlap = family.form_for(MODE), architecture_number(where.arch) >= 90
+    form, overlap = family.form_for(MODE), EARLY if architecture_number(where.arch) >= 90 else 0
     if (timed := dispatcher.measured(where, family, m, n, k, dtype, MODE)) is not None and timed.config in configs:
         return Plan(family, timed.config, timed.pdl, form, "table", timed.us)
     return Plan(family, configs[0], overlap, form, "cost model")
@@ -56,7 +56,7 @@ def alone_plan(plan: Plan, where: Target, m: int, n: int, k: int, dtype: torch.d
     config = plan.config
     if timed is not None and timed.alone in plan.family.configs(m, n, k, where.multiprocessors, MODE):
         config = timed.alone or config
-    return replace(plan, config=config, pdl=False)
+    return replace(plan, config=config, pdl=0)
 
 
 class KernelBackend(Backend):
@@ -130,7 +130,7 @@ class KernelBackend(Backend):
         alpha = first.weight_scale_2 * first.input_scale
         out = torch.empty(m, n, dtype=x.dtype, device=x.device)
         return {"family": plan.family.name, **plan.config}, [
-            partial(plan.family.run, plan.config, quantized, operand.value.prepared, out, alpha, n=n, k=k, pdl=False)
+            partial(plan.family.run, plan.config, quantized, operand.value.prepared, out, alpha, n=n, k=k, pdl=0)
             for operand in operands[chosen.layout]
         ]
 

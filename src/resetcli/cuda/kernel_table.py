@@ -38,13 +38,14 @@ class Key:
 class Timed:
     """The fastest configuration of a family: microseconds from 16-bit X to Y, quantization included.
 
+    ``pdl`` is 0, EARLY or LATE (families.base; older tables have false and true).
     ``alone`` is the configuration that was fastest without quantization and programmatic dependent launch, where that
     was measured, and ``alone_us`` how fast: the bench reports it, nothing runs it otherwise.
     """
 
     family: str
     config: dict[str, Any]
-    pdl: bool
+    pdl: int
     us: float
     alone: dict[str, Any] | None = None
     alone_us: float | None = None
@@ -129,7 +130,7 @@ def load_table(path: Path) -> KernelTable | None:
             key = Key(m, n, k, str(item["dtype"]), str(item["activations"]))
             choices = [
                 Timed(
-                    str(c["family"]), dict(c["config"]), bool(c["pdl"]), float(c["us"]),
+                    str(c["family"]), dict(c["config"]), (0, 1, 2).index(int(c["pdl"])), float(c["us"]),
                     None if c.get("alone") is None else dict(c["alone"]),
                     None if c.get("alone_us") is None else float(c["alone_us"]),
                 )

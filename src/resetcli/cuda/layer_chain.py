@@ -159,7 +159,7 @@ class _Layer:
         """The last product on silu(gate) * up."""
         shape = self.shapes[3]
         gate, up = gate_up[:, : shape.k], gate_up[:, shape.k :]
-        acts = quantize_silu(gate, up, scale, plan.form, pdl=plan.pdl)
+        acts = quantize_silu(gate, up, scale, plan.form, pdl=bool(plan.pdl))
         alpha = _WEIGHT_SCALE_2 * (1 if plan.form in UNQUANTIZED else scale)
         plan.family.run(plan.config, acts, prepared, out, alpha, n=shape.n, k=shape.k, pdl=plan.pdl)
 

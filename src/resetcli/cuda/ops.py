@@ -211,7 +211,7 @@ def execute(
     weight_scale_2: float, input_scale: float,
 ) -> None:  # fmt: skip
     """Write ``out`` [M, N] from x [M, k] (contiguous, aligned) by ``plan``: quantization, then the product."""
-    quantized = acts.quantize(x, input_scale, plan.form, pdl=plan.pdl)
+    quantized = acts.quantize(x, input_scale, plan.form, pdl=bool(plan.pdl))
     alpha = weight_scale_2 if plan.form in acts.UNQUANTIZED else weight_scale_2 * input_scale
     plan.family.run(plan.config, quantized, prepared, out, alpha, n=out.shape[1], k=k, pdl=plan.pdl)
 

@@ -2,11 +2,11 @@
 
 Every configuration of every family is timed as it will be used: BF16 or FP16 X in, Y out, quantization of X included,
 by graph replay over rotated copies of the weight so that none is in cache. A configuration whose result is off is left
-out and reported: a fast wrong kernel must never enter a table. A first short round sorts out, a second one times each
-family's best, with and without programmatic dependent launch, together with BF16 and interleaved, so that the figures
-that decide were taken side by side. In between, the best few are timed without quantization and overlap, which is
-kept for the bench only. Given a number of seconds, the first round takes configurations in the cost model's order and
-stops when a family's share of the time is gone.
+out and reported: a fast wrong kernel must never enter a table. A first short round sorts out, with the next launch let
+go early and late, and times the product without quantization and overlap as well, which is kept for the bench only. A
+second round times each family's best, and the very best without programmatic dependent launch too, together with BF16
+and interleaved, so that the figures that decide were taken side by side. Given a number of seconds, the first round
+takes configurations in the cost model's order and stops when a family's share of the time is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from resetcli.cuda.build import architecture_number
 from resetcli.cuda.dispatch import Plan, Target, dispatcher, dtype_name, supported, target
 from resetcli.cuda.driver import KernelsUnavailable, driver_version
 from resetcli.cuda.families import families
-from resetcli.cuda.families.base import Family
+from resetcli.cuda.families.base import EARLY, LATE, Family
 from resetcli.cuda.kernel_table import Entry, KernelTable, Key, Timed, bucket, save_table, user_path
 from resetcli.cuda.launch import device_index
 from resetcli.cuda.nvrtc import compiler
@@ -44,10 +44,8 @@ COLD = 4.0
 """Bytes between two uses of a weight, in last-level caches."""
 OFF = 1e-2
 """Error ||Y - R|| / ||R|| above which a configuration is wrong (16-bit results are within 4e-3)."""
-KEPT = 3
-"""Configurations of a family that the second round times."""
-ALONE = 5
-"""Configurations of a family that are timed without quantization and overlap."""
+KEPT = 6
+"""Configurations of a family that the second round times, half as many if time is short."""
 LEAST = 6
 """Configurations of a family that the first round takes at least, whatever the time."""
 HOPELESS = 3.0
@@ -225,15 +223,15 @@ def _tune_one(
     def alone(plan: Plan) -> float:
         acts = quantize(x, input_scale, plan.form)
         calls = [
-            partial(plan.family.run, plan.config, acts, prepared, out, 1.0, n=n, k=k, pdl=False)
+            partial(plan.family.run, plan.config, acts, prepared, out, 1.0, n=n, k=k)
             for prepared in operands.prepared(plan.family)
         ]
         try:
             return time_quick(calls, side=side)
         except (ResetError, RuntimeError):  # it ran before, so this is bad luck; another one is reported
-            return float("inf")
+            return math.inf
 
-    overlap = architecture_number(where.arch) >= 90  # older ones know no programmatic dependent launch
+    overlap = EARLY if architecture_number(where.arch) >= 90 else 0  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
     sorted_out: dict[str, list[tuple[float, Plan]]] = {}
     best_alone: dict[str, tuple[float, int, dict[str, Any]]] = {}
@@ -244,6 +242,7 @@ def _tune_one(
         if thorough is not None and family.name not in thorough:
             configs = configs[:1]
         group: list[tuple[float, Plan]] = []
+        right: list[Plan] = []
         for tried, config in enumerate(configs):
             if until is not None and tried >= LEAST and time.perf_counter() > until:
                 break
@@ -251,18 +250,21 @@ def _tune_one(
             try:
                 fault = _fault(plan, operands, x, out, answer, input_scale)
                 if fault is None:
-                    group.append((time_quick(thunks(plan), side=side), plan))
+                    right.append(plan)
+                    for pdl in (EARLY, LATE) if overlap and family.late else (overlap,):
+                        each = replace(plan, pdl=pdl)
+                        group.append((time_quick(thunks(each), side=side), each))
             except (ResetError, RuntimeError) as exc:
                 fault = reason(exc)  # after a lasting error of CUDA the others fail as well
             if fault is not None:
                 reporter.warn(f"{family.name} {config} on {n}x{k} M={m} {activations} is left out: {fault}")
         if group:
             sorted_out[family.name] = sorted(group, key=lambda pair: pair[0])
-            likely = [plan for _, plan in sorted_out[family.name][:ALONE]]
-            best_alone[family.name] = min((alone(plan), place, plan.config) for place, plan in enumerate(likely))
+            # Afterwards, one after the other: what ran before a graph costs or spares it some per cent.
+            best_alone[family.name] = min((alone(plan), order, plan.config) for order, plan in enumerate(right))
     if not sorted_out:
         raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
-    kept = KEPT if seconds is None else KEPT - 1
+    kept = KEPT if seconds is None else KEPT // 2
     first = min(group[0][0] for group in sorted_out.values())
     finalists: list[tuple[Plan, Candidate]] = []
     results: list[tuple[Plan, float]] = []
@@ -270,11 +272,10 @@ def _tune_one(
         if group[0][0] > HOPELESS * first:
             results.append((group[0][1], group[0][0] * 1e6))
             continue
-        finalists += [
-            (each, Candidate(name, thunks(each), 0, []))
-            for _, plan in group[:kept]
-            for each in (replace(plan, pdl=pdl) for pdl in {overlap, False})
-        ]
+        plans = [plan for _, plan in group[:kept]]
+        if overlap:
+            plans.append(replace(plans[0], pdl=0))
+        finalists += [(each, Candidate(name, thunks(each), 0, [])) for each in plans]
     # Into ``out`` as well: a graph of large outputs of their own would not fit.
     plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
     budget = 0.2 if seconds is None else min(0.2, max(0.0, begun + seconds - time.perf_counter()))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SHORT_SUMS, LONG_SUMS = 2.0**-20, 2.0**-18
 """Errors of float32 sums, and of a long K added in the tensor cores, which cut off what lies below a sum's last bit, as
 in a library's products."""
+EARLY, LATE = 1, 2
+"""When a kernel lets the next one launch (programmatic dependent launch): at once, or when it has read its weights.
+0: when it has ended."""
 DTYPES = (torch.bfloat16, torch.float16)
 """Types of X and Y that kernels read and write."""
 
@@ -30,12 +33,14 @@ class Family(ABC):
         layout: "rows", the checkpoint's own, or the name of another that ``prepare`` makes ("tiles").
         form: the form of the activations it reads with W4A4 (see ``activations.quantize``); with W4A16 a family
             reads "x16". ``form_for`` says which.
+        late: whether ``run`` tells LATE from EARLY.
         cost_model: (c, d): where nothing was measured, M tokens cost about c + d * M times the reading of the weight.
     """
 
     name: str
     layout: str = "rows"
     form: str
+    late: bool = False
     cost_model: tuple[float, float] = (1.5, 0.05)
 
     def error(self, m: int) -> float:
@@ -81,11 +86,12 @@ class Family(ABC):
         *,
         n: int,
         k: int,
-        pdl: bool = False,
+        pdl: int = 0,
     ) -> None:
         """Write all of ``out`` [M, N] from quantized (or 16-bit) activations and a prepared weight.
 
         Args:
             alpha: weight_scale_2 * input_scale (W4A4) or weight_scale_2 (W4A16).
-            pdl: programmatic dependent launch on the stream's previous kernel.
+            pdl: 0, EARLY or LATE: programmatic dependent launch on the stream's previous kernel, and when the next
+                one may launch on this.
         """

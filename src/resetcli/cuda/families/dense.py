@@ -71,7 +71,7 @@ class Dense(Family):
         *,
         n: int,
         k: int,
-        pdl: bool = False,
+        pdl: int = 0,
     ) -> None:
         x = acts.tensors[0]
         tall = max(1, SCRATCH // (2 * k * ROWS)) * ROWS
@@ -80,10 +80,10 @@ class Dense(Family):
                 stop = min(n, start + tall)
                 if self.layout == "tiles":
                     part = prepared[0][start // ROWS : -(-stop // ROWS)]
-                    wide = dequantize_tiles(part, stop - start, k, x.dtype, pdl=pdl and start == 0)
+                    wide = dequantize_tiles(part, stop - start, k, x.dtype, pdl=bool(pdl) and start == 0)
                 else:
                     weight, scale = prepared
-                    wide = dequantize(weight[start:stop], scale[start:stop], x.dtype, pdl=pdl and start == 0)
+                    wide = dequantize(weight[start:stop], scale[start:stop], x.dtype, pdl=bool(pdl) and start == 0)
                 # beta 0: `out` is not read, whatever it holds
                 out[:, start:stop].addmm_(x, wide.t(), beta=0, alpha=alpha)
 

@@ -8,6 +8,7 @@ arithmetic. A configuration is {"rows", "depth", "chains": which kernel; "warps"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -16,37 +17,47 @@ import torch
 
 from resetcli.cuda.activations import BLOCK, Activations
 from resetcli.cuda.build import Build, architecture_number
-from resetcli.cuda.families.base import DTYPES, Family
+from resetcli.cuda.families.base import DTYPES, LATE, Family
 
 MAX_TOKENS = 8
 _INT8, _HALF2, _BF16, _FP16 = 1, 2, 3, 4  # the ARITH macro
 _C2_OFF = (1, 1, 1)
 
-Kernel = tuple[int, int, int, int]
-"""Rows a warp, chunks in flight, accumulator chains, CTAs a multiprocessor shall hold (0: as it comes)."""
+Kernel = tuple[int, int, int, int, int]
+"""Rows a warp, chunks in flight, accumulator chains, CTAs of 8 warps that a multiprocessor shall hold (0: as it comes),
+and what counts on Hopper instead, where not 0: registers a thread."""
+_WARP_REGISTERS = 65536 // 32
 
 
 def kernels(arithmetic: int, tokens: int, vec: int) -> tuple[Kernel, ...]:
     """The kernels of one compilation, best guess first, one of them of 2 rows: none spills on any architecture."""
     if arithmetic == _INT8 and vec == 2:
         if tokens == 1:
-            return ((4, 1, 1, 3), (4, 2, 1, 3), (2, 4, 1, 3), (2, 2, 1, 4), (1, 4, 2, 3), (1, 1, 1, 4))
+            return (
+                (4, 1, 1, 3, 64), (3, 1, 1, 3, 56), (5, 1, 1, 2, 72), (6, 1, 1, 2, 80), (7, 1, 1, 2, 80),
+                (4, 2, 1, 3, 80), (2, 2, 1, 4, 64), (2, 4, 1, 3, 80), (1, 4, 2, 3, 0), (1, 1, 1, 4, 0),
+            )  # fmt: skip
         if tokens == 2:
-            return ((4, 1, 1, 2), (4, 2, 1, 2), (2, 4, 1, 2), (2, 2, 1, 3), (1, 4, 2, 0), (1, 1, 1, 0))
+            return (
+                (4, 1, 1, 2, 88), (3, 1, 1, 2, 72), (5, 1, 1, 2, 104), (4, 2, 1, 2, 0), (2, 4, 1, 2, 0),
+                (2, 2, 1, 3, 72), (1, 4, 2, 0, 0), (1, 1, 1, 0, 0),
+            )  # fmt: skip
         if tokens <= 4:
-            return ((4, 1, 1, 2 if tokens == 3 else 1), (2, 2, 1, 2), (2, 4, 1, 2), (4, 2, 1, 1), (1, 1, 1, 2))
-        return ((4, 1, 1, 1), (2, 1, 1, 2 if tokens < 8 else 1), (4, 2, 1, 1), (1, 1, 1, 2))
+            fits = 2 if tokens == 3 else 1
+            return ((4, 1, 1, fits, 0), (2, 2, 1, 2, 0), (2, 4, 1, 2, 0), (4, 2, 1, 1, 0), (1, 1, 1, 2, 0))
+        return ((4, 1, 1, 1, 0), (2, 1, 1, 2 if tokens < 8 else 1, 0), (4, 2, 1, 1, 0), (1, 1, 1, 2, 0))
     if arithmetic == _HALF2:
         if tokens <= 2:
-            return ((2, 4, 1, 2), (2, 2, 1, 2), (1, 1, 1, 0))
-        return ((2, 2, 1, 2 if tokens == 3 else 1), (1, 1, 1, 2 if tokens < 8 else 1))
-    return ((2, 2, 1, 2 if tokens <= 4 else 1),)
+            return ((2, 4, 1, 2, 0), (2, 2, 1, 2, 0), (1, 1, 1, 0, 0))
+        return ((2, 2, 1, 2 if tokens == 3 else 1, 0), (1, 1, 1, 2 if tokens < 8 else 1, 0))
+    return ((2, 2, 1, 2 if tokens <= 4 else 1, 0),)
 
 
 class Gemv(Family):
     """``form`` decides the arithmetic of W4A4: "int8" or "f16"."""
 
     layout = "rows"
+    late = True
 
     def __init__(self, name: str, form: str):
         self.name, self.form = name, form
@@ -75,12 +86,17 @@ class Gemv(Family):
         found = list(self._configs(m, n, k, multiprocessors, arithmetic, vec))
         if activations == "w4a16" and vec == 2:  # narrower loads of weights make those of X denser
             found += [{**c, "vec": 1} for c in self._configs(m, n, k, multiprocessors, arithmetic, 1)]
-        best = min(found, key=lambda config: self._cost(config, m, n, k, multiprocessors))
-        return [best, *(config for config in found if config is not best)]
+        known = {kernel[:3]: kernel for kernel in kernels(arithmetic, m, vec)}
+
+        def cost(config: dict[str, Any]) -> tuple[float, ...]:
+            kernel = known.get((config["rows"], config["depth"], config["chains"]), (2, 2, 1, 2, 0))
+            return self._cost(config, m, n, k, multiprocessors, kernel)
+
+        return sorted(found, key=cost)
 
     def _configs(self, m: int, n: int, k: int, mps: int, arithmetic: int, vec: int) -> Iterator[dict[str, Any]]:
         chunks = -(-k // (512 * vec))
-        for rows, depth, chains, _ in kernels(arithmetic, m, vec):
+        for rows, depth, chains, *_ in kernels(arithmetic, m, vec):
             if rows > n or (rows, depth, chains) == _C2_OFF:
                 continue
             for warps in (2, 4, 8):
@@ -101,15 +117,18 @@ class Gemv(Family):
                         yield from ({**config, "ranks": r} for r in (2, 4) if split * r <= chunks)
 
     @staticmethod
-    def _cost(config: dict[str, Any], m: int, n: int, k: int, mps: int) -> tuple[float, ...]:
-        """Favours some 16 warps a multiprocessor, each warp's first loads covering its whole part of K without cutting
-        K finer than that needs, and rows that share what is read of X."""
+    def _cost(config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel) -> tuple[float, ...]:
+        """Favours warps for one nearly full wave, which cut K no finer than that needs, and rows that share what is
+        read of X. Fitted to one token on an H200."""
+        rows, depth, _, ctas, registers = kernel
         parts = config["split"] * config["ranks"]
-        mine = k / (512 * config.get("vec", 2 if k % 32 == 0 else 1) * parts)
-        idle = max(0.0, 16 * mps * config["rows"] / (n * parts) - 1)
-        passes = max(1.0, mine / config["depth"])
-        cost = idle + 0.02 * passes + 0.05 * parts + 0.1 * m / config["rows"]
-        return (cost, -config["depth"] * config["rows"], abs(config["warps"] - 4))
+        room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
+        load = -(-n // rows) * parts / mps
+        idle = max(0.0, min(25, room) / load - 1)
+        waves = load / room
+        unfilled = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
+        cost = 0.5 * idle + 0.05 * unfilled + 0.01 * (parts + depth - 1) + 0.05 * m / rows
+        return (cost, -depth * rows, abs(config["warps"] - 4))
 
     def ablations(self, m: int, n: int, k: int, multiprocessors: int) -> dict[str, dict[str, Any]]:
         """W4A4 configurations by what is switched off: "C1", "C2", "C3"; all else as in the default ("all on")."""
@@ -146,7 +165,7 @@ class Gemv(Family):
         *,
         n: int,
         k: int,
-        pdl: bool = False,
+        pdl: int = 0,
     ) -> None:
         from resetcli.cuda.launch import launch, load
 
@@ -159,10 +178,11 @@ class Gemv(Family):
         groups = config["warps"] // config["split"]
         tiles = -(-n // (config["rows"] * groups))
         args = (*prepared, acts.tensors[0], acts.tensors[-1], out, alpha, acts.m, n, k,
-                config["split"].bit_length() - 1, ranks.bit_length() - 1, int(out.dtype == torch.float16))  # fmt: skip
+                config["split"].bit_length() - 1, ranks.bit_length() - 1, int(out.dtype == torch.float16),
+                int(pdl == LATE))  # fmt: skip
         grid = (tiles * ranks, acts.m // tokens)
         function = load(build, out.device).function(name)
-        launch(function, grid, 32 * config["warps"], args, pdl=pdl, cluster=ranks * (ranks > 1))
+        launch(function, grid, 32 * config["warps"], args, pdl=bool(pdl), cluster=ranks * (ranks > 1))
 
     def _arithmetic(self, activations: str, dtype: torch.dtype) -> int:
         if activations == "w4a16":
@@ -174,8 +194,13 @@ class Gemv(Family):
     def _build(arithmetic: int, tokens: int, vec: int, *, stage: bool = False) -> Build:
         chosen = kernels(arithmetic, tokens, vec)
         if stage:
-            chosen = ((2, 2, 1, 1),)
-        listed = " ".join(f"KERNEL({','.join(map(str, kernel))})" for kernel in chosen)
+            chosen = ((2, 2, 1, 1, 0),)
+        listed = " ".join(
+            f"BY_REGISTERS({','.join(map(str, kernel))})"
+            if kernel[-1]
+            else f"BY_CTAS({','.join(map(str, kernel[:-1]))})"
+            for kernel in chosen
+        )
         defines = (("ARITH", arithmetic), ("TOKENS", tokens), ("VEC", vec), ("STAGE", int(stage)), ("KERNELS", listed))
         return Build("gemv.cu", defines)
 

@@ -2,8 +2,9 @@
 
 Two members share the kernel: "wgmma4" for at most 4 tokens and "wgmma8" for at most 8, which reads fewer bytes of
 activations a token and spends more instructions. A configuration is the kernel, {"groups": warpgroups a CTA, "stages"
-of a warp's ring, "early": those requested ahead of the activations, "blocks": CTAs a multiprocessor}, and the cut of
-the work, {"cluster": CTAs, "units": of 16 rows a cluster takes, "sliced": warpgroups that share a unit along K}.
+of a warp's ring, "early": those requested ahead of the activations, "blocks": CTAs a multiprocessor, "bulk": 1 if
+activations come by bulk copies}, and the cut of the work, {"cluster": CTAs, "units": of 16 rows a cluster takes,
+"sliced": warpgroups that share a unit along K}.
 
 Layout "tiles", uint8 [ceil(N/64), ceil(K/128), 4 warps, 1152]: 1024 bytes of codes and 128 of scales for 16 rows and
 128 columns. Lane l of the warp owns rows l/4 and l/4 + 8 and, of each block of 16 columns, four from 4*(l%4) on; its
@@ -29,12 +30,18 @@ WARP_CHUNK = 1152
 SHARED = 227 * 1024
 """Bytes of shared memory that one CTA may have; an SM has 1024 more a CTA beside."""
 _MULTIPROCESSORS = 132
-Kernel = tuple[int, int, int, int]
-"""groups, stages, early, blocks."""
+Kernel = tuple[int, int, int, int, int]
+"""groups, stages, early, blocks, bulk."""
 _KERNELS: dict[int, tuple[Kernel, ...]] = {
-    4: ((4, 7, 2, 1), (4, 5, 1, 1), (3, 7, 1, 1), (2, 5, 1, 2)),
-    8: ((4, 4, 1, 1), (4, 5, 2, 1), (3, 6, 1, 1), (2, 5, 1, 2)),
-}
+    4: (
+        (4, 5, 2, 1, 0), (4, 7, 2, 1, 0), (4, 5, 1, 1, 0), (4, 7, 1, 1, 0), (3, 7, 1, 1, 0), (3, 7, 2, 1, 0),
+        (2, 5, 1, 2, 0),
+    ),
+    8: (
+        (4, 4, 2, 1, 1), (4, 4, 2, 1, 0), (4, 5, 2, 1, 1), (4, 4, 1, 1, 0), (4, 5, 1, 1, 0), (3, 6, 1, 1, 0),
+        (3, 6, 2, 1, 1), (3, 8, 1, 1, 0), (2, 5, 1, 2, 0),
+    ),
+}  # fmt: skip
 """By most tokens, as they did on an H200, best first."""
 
 
@@ -42,6 +49,7 @@ class Hopper(Family):
     """``most``: 4 or 8 tokens."""
 
     layout = "tiles"
+    late = True
 
     def __init__(self, most: int):
         self.most = most
@@ -84,11 +92,11 @@ class Hopper(Family):
         *,
         n: int,
         k: int,
-        pdl: bool = False,
+        pdl: int = 0,
     ) -> None:
         from resetcli.cuda.launch import launch, load
 
-        kernel = (config["groups"], config["stages"], config["early"], config["blocks"])
+        kernel = (config["groups"], config["stages"], config["early"], config["blocks"], config["bulk"])
         ranks, units, sliced = config["cluster"], config["units"], config["sliced"]
         all_units, chunks = -(-n // UNIT), -(-k // COLUMNS)
         clusters = -(-all_units // units)
@@ -98,7 +106,7 @@ class Hopper(Family):
         args = (
             prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, units, all_units - (clusters - 1) * units,
             sliced, 256 // sliced + 1, 65536 * sliced // config["groups"] + 1, share, extra,
-            int(out.dtype == torch.bfloat16), int(pdl),
+            int(out.dtype == torch.bfloat16), pdl,
         )  # fmt: skip
         launch(
             function,
@@ -106,20 +114,20 @@ class Hopper(Family):
             128 * config["groups"],
             args,
             shared=shared,
-            pdl=pdl,
+            pdl=bool(pdl),
             cluster=ranks if ranks > 1 else 0,
         )
 
 
 @lru_cache(maxsize=64)
-def _build(most: int, groups: int, stages: int, early: int, blocks: int) -> Build:
-    defines = (("SPREAD", int(most == 8)), ("GROUPS", groups), ("STAGES", stages), ("EARLY", early), ("BLOCKS", blocks))
-    return Build("hopper.cu", defines)
+def _build(most: int, *kernel: int) -> Build:
+    names = ("GROUPS", "STAGES", "EARLY", "BLOCKS", "BULK")
+    return Build("hopper.cu", (("SPREAD", int(most == 8)), *zip(names, kernel, strict=True)))
 
 
 def shared_bytes(most: int, kernel: Kernel, ranks: int, units: int, sliced: int, m: int, chunks: int) -> int:
     """Dynamic shared memory of a CTA: rings, a barrier, activations of its slice of K, and received sums."""
-    groups, stages, _, _ = kernel
+    groups, stages = kernel[:2]
     share, extra = divmod(chunks, ranks * sliced)
     room = sliced * share + min(extra, sliced)
     x = 128 * m * room + 16 * m + 128 + 128 * room if most == 8 else room * (256 * m + 64)
@@ -133,7 +141,7 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
     all_units, chunks = -(-n // UNIT), -(-k // COLUMNS)
     found = []
     for order, kernel in enumerate(_KERNELS[most]):
-        groups, _, _, blocks = kernel
+        groups, _, _, blocks, _ = kernel
         places = multiprocessors * blocks
         limit = min(SHARED, (SHARED + 1024) // blocks - 1024)
         for ranks in (1, 2, 4, 8):
@@ -151,9 +159,9 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
         return ()
     found.sort()
     best = found[0][0]
-    keys = ("groups", "stages", "early", "blocks", "cluster", "units", "sliced")
+    keys = ("groups", "stages", "early", "blocks", "bulk", "cluster", "units", "sliced")
     return tuple(
-        tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:24] if cost <= best + 0.6
+        tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:64] if cost <= best + 0.6
     )
 
 

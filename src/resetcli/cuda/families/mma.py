@@ -84,7 +84,7 @@ class Mma(Family):
         *,
         n: int,
         k: int,
-        pdl: bool = False,
+        pdl: int = 0,
     ) -> None:
         from resetcli.cuda.launch import launch, load
 
@@ -99,7 +99,7 @@ class Mma(Family):
             *prepared, x, out, alpha, acts.m, n, k, config["split"].bit_length() - 1, ranks.bit_length() - 1,
             int(out.dtype == torch.float16),
         )  # fmt: skip
-        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=pdl, cluster=ranks * (ranks > 1))
+        launch(function, grid, 32 * config["warps"], args, shared=shared, pdl=bool(pdl), cluster=ranks * (ranks > 1))
 
 
 def _shared(config: dict[str, Any]) -> int:

@@ -94,7 +94,7 @@ class Wide(Family):
         *,
         n: int,
         k: int,
-        pdl: bool = False,
+        pdl: int = 0,
     ) -> None:
         from resetcli.cuda.launch import launch, load
 
@@ -112,7 +112,7 @@ class Wide(Family):
         module = load(_build(groups, tokens, x.dtype == torch.bfloat16, ctas > 0), out.device)
         args = (
             prepared[0], x, out, parts, flags, alpha, n, acts.m, chunks, row_tiles, token_tiles, side.bit_length() - 1,
-            share, extra, int(out.dtype == torch.bfloat16), int(pdl),
+            share, extra, int(out.dtype == torch.bfloat16), int(pdl > 0),
         )  # fmt: skip
         launch(
             module.function("wide", shared),
@@ -120,7 +120,7 @@ class Wide(Family):
             128 * groups + 128,
             args,
             shared=shared,
-            pdl=pdl,
+            pdl=bool(pdl),
             cluster=slices * side if slices * side > 1 else 0,
         )
 
