@@ -239,6 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 #pragma unroll
   for (int s = 0; s < EARLY; s++) request(ring_begin + s * WARP_CHUNK, s);
+  if (BULK) __syncthreads();  // its one thread needs none: racecheck wants a barrier made and used apart
   if (pdl == 1) let_next_launch();
   if (pdl) wait_for_previous();
   const u32 room = sliced * share + min(extra, sliced);   // alike in all CTAs: they send there

@@ -11,7 +11,6 @@ takes configurations in the cost model's order and stops when a family's share o
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +44,7 @@ COLD = 4.0
 OFF = 1e-2
 """Error ||Y - R|| / ||R|| above which a configuration is wrong (16-bit results are within 4e-3)."""
 KEPT = 6
-"""Configurations of a family that the second round times, half as many if time is short."""
+"""Configurations of a family that the second round times."""
 LEAST = 6
 """Configurations of a family that the first round takes at least, whatever the time."""
 HOPELESS = 3.0
@@ -220,21 +219,17 @@ def _tune_one(
             for prepared in operands.prepared(plan.family)
         ]  # fmt: skip
 
-    def alone(plan: Plan) -> float:
+    def alone(plan: Plan) -> list[Thunk]:
         acts = quantize(x, input_scale, plan.form)
-        calls = [
+        return [
             partial(plan.family.run, plan.config, acts, prepared, out, 1.0, n=n, k=k)
             for prepared in operands.prepared(plan.family)
         ]
-        try:
-            return time_quick(calls, side=side)
-        except (ResetError, RuntimeError):  # it ran before, so this is bad luck; another one is reported
-            return math.inf
 
     overlap = EARLY if architecture_number(where.arch) >= 90 else 0  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
     sorted_out: dict[str, list[tuple[float, Plan]]] = {}
-    best_alone: dict[str, tuple[float, int, dict[str, Any]]] = {}
+    sorted_alone: dict[str, list[Plan]] = {}
     for place, family in enumerate(able):
         # Half of the time for the first round; the rest goes into preparation and the second.
         until = None if seconds is None else begun + seconds * (0.25 + 0.5 * (place + 1) / len(able))
@@ -261,10 +256,10 @@ def _tune_one(
         if group:
             sorted_out[family.name] = sorted(group, key=lambda pair: pair[0])
             # Afterwards, one after the other: what ran before a graph costs or spares it some per cent.
-            best_alone[family.name] = min((alone(plan), order, plan.config) for order, plan in enumerate(right))
+            alone_times = [(time_quick(alone(plan), side=side), order, plan) for order, plan in enumerate(right)]
+            sorted_alone[family.name] = [plan for _, _, plan in sorted(alone_times, key=lambda found: found[:2])]
     if not sorted_out:
         raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
-    kept = KEPT if seconds is None else KEPT // 2
     first = min(group[0][0] for group in sorted_out.values())
     finalists: list[tuple[Plan, Candidate]] = []
     results: list[tuple[Plan, float]] = []
@@ -272,7 +267,7 @@ def _tune_one(
         if group[0][0] > HOPELESS * first:
             results.append((group[0][1], group[0][0] * 1e6))
             continue
-        plans = [plan for _, plan in group[:kept]]
+        plans = [plan for _, plan in group[:KEPT]]
         if overlap:
             plans.append(replace(plans[0], pdl=0))
         finalists += [(each, Candidate(name, thunks(each), 0, [])) for each in plans]
@@ -284,11 +279,20 @@ def _tune_one(
     for name, why in failed.items():
         reporter.warn(f"{name} on {n}x{k} M={m} {activations} cannot be timed: {why}")
     results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
+    quiet = [
+        (plan, Candidate(name, alone(plan), 0, []))
+        for name in dict.fromkeys(timed.name for _, timed in finalists)
+        for plan in sorted_alone[name][:KEPT]
+    ]
+    time_cuda([timed for _, timed in quiet], seconds=budget, least=8, most=40, failed={})
+    best_alone = {
+        found.family: found
+        for found in best_of((plan, statistics.median(timed.seconds) * 1e6) for plan, timed in quiet if timed.seconds)
+    }
     choices = []
     for choice in best_of(results):
-        if choice.family in best_alone:
-            us, _, config = best_alone[choice.family]
-            choice = replace(choice, alone=config, alone_us=round(us * 1e6, 3) if math.isfinite(us) else None)
+        if (found := best_alone.get(choice.family)) is not None:
+            choice = replace(choice, alone=found.config, alone_us=found.us)
         choices.append(choice)
     return Entry(choices, statistics.median(plain.seconds) * 1e6 if plain.seconds else None)
 
