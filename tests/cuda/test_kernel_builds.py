@@ -108,6 +108,14 @@ def test_one_token_takes_rows_for_a_full_wave_of_warps():
     assert gemv.configs(1, 17408, 5120, 132, "w4a4")[0]["rows"] == 5
 
 
+def test_many_tokens_do_not_cut_k_where_rows_fill_the_machine():
+    """8 tokens, 10240x5120 on an H200: whole rows, two chunks in flight take 19 us; K in two, one chunk 26."""
+    gemv = next(f for f in families() if f.name == "gemv")
+    for m in (4, 8):
+        config = gemv.configs(m, 10240, 5120, 132, "w4a4")[0]
+        assert (config["rows"], config["depth"], config["split"]) == (4, 2, 1)
+
+
 def test_unsupported_products_say_why():
     gemv, half2, mma, dense = (
         next(f for f in families() if f.name == name) for name in ("gemv", "gemv-half2", "mma", "dense")

@@ -118,16 +118,21 @@ class Gemv(Family):
 
     @staticmethod
     def _cost(config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel) -> tuple[float, ...]:
-        """Favours warps for one nearly full wave, which cut K no finer than that needs, and rows that share what is
-        read of X. Fitted to one token on an H200."""
+        """As an H200 showed. One or two tokens: warps for one nearly full wave, which cut K no finer than that needs.
+        More: some 16 warps a multiprocessor, each warp's first loads covering much of its part of K, and rows that
+        share what is read of X."""
         rows, depth, _, ctas, registers = kernel
         parts = config["split"] * config["ranks"]
-        room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
         load = -(-n // rows) * parts / mps
-        idle = max(0.0, min(25, room) / load - 1)
-        waves = load / room
-        unfilled = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
-        cost = 0.5 * idle + 0.05 * unfilled + 0.01 * (parts + depth - 1) + 0.05 * m / rows
+        if m <= 2:
+            room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
+            idle = max(0.0, min(25, room) / load - 1)
+            waves = load / room
+            unfilled = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
+            cost = 0.5 * idle + 0.05 * unfilled + 0.01 * (parts + depth - 1) + 0.05 * m / rows
+        else:
+            passes = max(1.0, k / (512 * config.get("vec", 2 if k % 32 == 0 else 1) * parts * depth))
+            cost = max(0.0, 16 / load - 1) + 0.02 * passes + 0.05 * parts + 0.1 * m / rows
         return (cost, -depth * rows, abs(config["warps"] - 4))
 
     def ablations(self, m: int, n: int, k: int, multiprocessors: int) -> dict[str, dict[str, Any]]:
