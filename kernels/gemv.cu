@@ -21,8 +21,8 @@
 // loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
 //
 // Weights read best in one full wave of CTAs, so rows come in 3, 5, 6 and 7 as well: of 17408x5120 an H200 has 33 warps a
-// multiprocessor with 4 rows each, one more than fit, and 26 with 5, which do. The next launch may start once this
-// one's first loads are under way (`late` 0) or when the last one is back (1: it takes no memory from this one then).
+// multiprocessor with 4 rows each, one more than fit, and 27 with 5, which do. The next launch may start once this
+// one's first loads are under way (`late` 0) or when a warp of each CTA is through (1: it takes less memory from it then).
 //
 // K is split over 2^split_bits warps of the CTA and over 2^rank_bits CTAs of a cluster; partial sums are added in that
 // order, so results do not depend on timing. Any N >= ROWS, any K divisible by 16.

@@ -13,7 +13,7 @@
 //     H200, whatever the size. Plain loads into registers keep too few bytes in flight.)
 //   - Activations are copied before most weights: behind 100 KB of weights in flight they cost 1 to 1.6 us more. For
 //     more than 4 tokens one thread may ask for them by bulk copies instead (BULK), which is faster behind a kernel that
-//     has just made them, unless K is long. (It must be one thread: these instructions take uniform registers, so those
+//     has just made them on most shapes. (It must be one thread: these instructions take uniform registers, so those
 //     of several lanes run one by one. Quantizing activations here, in each CTA, was slower: nothing is left then to
 //     hide that arithmetic behind. So was asking for all of the ring before the kernel ahead has ended.)
 //   - While wgmma multiplies a chunk, the next one is decoded.
@@ -27,10 +27,10 @@
 //
 // What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
 //
-// The next kernel may launch at once or after the last product (see pdl): on long K its quantization, of other data,
-// otherwise takes memory and issue slots from the slowest CTAs of this one.
+// The next kernel may launch at once or when a warpgroup of each CTA has no more products (see pdl): else the CTAs of
+// kernels to come take memory and issue slots from the slowest of this one. Which is better differs from shape to shape.
 //
-// Compile-time: GROUPS warpgroups a CTA, STAGES of the ring, SPREAD 0 for M <= 4 and 1 for M <= 8.
+// Compile-time: GROUPS warpgroups a CTA, STAGES of the ring, SPREAD 0 for M <= 4 and 1 for M <= 8, EARLY, BLOCKS, BULK.
 #include "hopper.cuh"
 
 #ifndef GROUPS
@@ -49,7 +49,10 @@
 #define BLOCKS 1  // CTAs an SM
 #endif
 #ifndef BULK
-#define BULK 0  // activations by bulk copies, with SPREAD only
+#define BULK 0  // activations by bulk copies
+#endif
+#if BULK && !SPREAD
+#error "activations of few tokens come by plain copies"
 #endif
 
 static constexpr u32 THREADS = 128 * GROUPS;
@@ -189,7 +192,7 @@ DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
 // sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other quads
 // per_sliced, per_stride  1/sliced in 256ths and sliced/GROUPS in 65536ths, rounded up: divisions take long
 // share, extra  chunks of a warpgroup's slice of K; one more for the first `extra` of them, counted over the cluster
-// pdl      0: no programmatic dependent launch; 1: the next kernel may launch at once; 2: after the last product
+// pdl      0: no programmatic dependent launch; 1: the next kernel may launch at once; 2: after the last products
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int units,
                 int last_units, int sliced, int per_sliced, int per_stride, int share, int extra, int bf16, int pdl) {
@@ -357,27 +360,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     decode(slot_next, next);
     finish(d, now, next);
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        // rows r and r + 8; in each pair the first and the second block of 32 columns
-        u32 upper, lower;
-        e4m3x4_to_half2(s[j], upper, lower);
-        const float* e = d + SUMS * j;
+    for (int j = 0; j < 4; j++) {
+      // rows r and r + 8; in each pair the first and the second block of 32 columns
+      u32 upper, lower;
+      e4m3x4_to_half2(s[j], upper, lower);
+      const float* e = d + SUMS * j;
 #if SPREAD
-        u32 p[4] = {mul_half2(upper, u[j]), mul_half2(upper, v[j]), mul_half2(lower, u[j]), mul_half2(lower, v[j])};
+      u32 p[4] = {mul_half2(upper, u[j]), mul_half2(upper, v[j]), mul_half2(lower, u[j]), mul_half2(lower, v[j])};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          total[i] = fmaf(e[i], low_float(p[i]), total[i]);
-          total[4 + i] = fmaf(e[4 + i], high_float(p[i]), total[4 + i]);
-        }
-#else
-        u32 p[2] = {mul_half2(upper, u[j]), mul_half2(lower, u[j])};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          total[2 * i] = fmaf(e[2 * i], low_float(p[i]), total[2 * i]);
-          total[2 * i + 1] = fmaf(e[2 * i + 1], high_float(p[i]), total[2 * i + 1]);
-        }
-#endif
+      for (int i = 0; i < 4; i++) {
+        total[i] = fmaf(e[i], low_float(p[i]), total[i]);
+        total[4 + i] = fmaf(e[4 + i], high_float(p[i]), total[4 + i]);
       }
+#else
+      u32 p[2] = {mul_half2(upper, u[j]), mul_half2(lower, u[j])};
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        total[2 * i] = fmaf(e[2 * i], low_float(p[i]), total[2 * i]);
+        total[2 * i + 1] = fmaf(e[2 * i + 1], high_float(p[i]), total[2 * i + 1]);
+      }
+#endif
+    }
     own--;
     slot_before = slot_now;
     slot_now = slot_next;
@@ -424,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   else
     __syncthreads();
   for (int i = tid; i < mine * 128; i += THREADS) {
-    const u32 held = i & 127, at = received + (i >> 7) * parts * PART + held * (PART / 128), own = held & 3;
+    const u32 held = i & 127, at = received + (i >> 7) * parts * PART + held * (PART / 128), pair = held & 3;
     const int of_cluster = 4 * (rank + (i >> 7) * ranks) + (held >> 5);
     if (of_cluster >= units) continue;
     const u32 column = (first_unit + of_cluster) * 16 + ((held & 31) >> 2);
@@ -435,8 +438,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       sum.x += __uint_as_float(part.x), sum.y += __uint_as_float(part.y);
       sum.z += __uint_as_float(part.z), sum.w += __uint_as_float(part.w);
     }
-    store(2 * own, column, sum.x), store(2 * own + 1, column, sum.y);
-    store(2 * own, column + 8, sum.z), store(2 * own + 1, column + 8, sum.w);
+    store(2 * pair, column, sum.x), store(2 * pair + 1, column, sum.y);
+    store(2 * pair, column + 8, sum.z), store(2 * pair + 1, column + 8, sum.w);
 #else
     float2 sum = make_float2(0.0f, 0.0f);
     for (int r = 0; r < parts; r++) {
@@ -444,7 +447,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(at + r * PART));
       sum.x += __uint_as_float(first), sum.y += __uint_as_float(second);
     }
-    store(own, column, sum.x), store(own, column + 8, sum.y);
+    store(pair, column, sum.x), store(pair, column + 8, sum.y);
 #endif
   }
 #endif

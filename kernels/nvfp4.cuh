@@ -320,7 +320,9 @@ template <bool BF16> DEVICE void mma_16x8x16(float (&c)[4], u32 a0, u32 a1, u32 
 }
 
 // ------------------------------------------------------------------------------------------------- launches
-// Programmatic dependent launch. Both are no-ops in a launch without the attribute.
+// Programmatic dependent launch. Of a launch with the attribute: it waits until what the kernel ahead of it wrote is
+// there. For the next one, if that has the attribute: it may start when each CTA of this one has called let_next_launch
+// or ended.
 DEVICE void let_next_launch() {
 #if HAS_CLUSTER
   asm volatile("griddepcontrol.launch_dependents;");

@@ -23,6 +23,7 @@ from resetcli.cuda.build import ARCHITECTURES, compile_build
 from resetcli.cuda.case import kernel_columns
 from resetcli.cuda.dispatch import Target
 from resetcli.cuda.families import families
+from resetcli.cuda.families.base import LATE
 from resetcli.cuda.kernel_backends import FamilyBackend, alone_plan, family_plan
 from resetcli.cuda.kernel_table import Entry, KernelTable, Key, Timed, file_name, load_table
 from resetcli.cuda.peers import TorchInt4
@@ -118,7 +119,8 @@ def tuned(monkeypatch: pytest.MonkeyPatch):
 
     def run(seconds, thorough, m=1):
         timed.clear()
-        entry = tune._tune_one(operands, H200, m, torch.bfloat16, "w4a4", seconds, thorough, CollectingReporter())
+        run.reporter = CollectingReporter()
+        entry = tune._tune_one(operands, H200, m, torch.bfloat16, "w4a4", seconds, thorough, run.reporter)
         return entry, timed
 
     return run
@@ -137,6 +139,29 @@ def test_tuning_tries_all_of_the_thorough_families_and_the_first_of_others(tuned
     write_json(tmp_path / "t.json", table.to_json())
     again = load_table(tmp_path / "t.json")
     assert again is not None and again.entries == table.entries
+
+
+def test_what_cannot_be_timed_is_left_out_and_told(tuned, monkeypatch):
+    """Of gemv the first configuration with the next launch late, and all products alone: no memory for their graphs."""
+    gemv = next(family for family in families() if family.name == "gemv")
+    broken = gemv.configs(1, 4096, 4096, 132, "w4a4")[0]
+
+    def quick(thunks, *, side):
+        if thunks[0].func is not tune.execute:
+            raise RuntimeError("out of memory")
+        plan = thunks[0].args[0]
+        if plan.config == broken and plan.pdl == LATE:
+            raise RuntimeError("out of memory\nwith a stack")
+        return 1e-6
+
+    monkeypatch.setattr(tune, "time_quick", quick)
+    entry, _ = tuned(None, ("gemv",))
+    assert {choice.family for choice in entry.choices} == {family.name for family in families()}
+    found = next(choice for choice in entry.choices if choice.family == "gemv")
+    assert found.config != broken and found.alone is None and found.alone_us is None
+    told = [message for message in tuned.reporter.warnings if "out of memory" in message]
+    assert any("is left out" in message and str(broken) in message for message in told)
+    assert any("alone cannot be timed" in message for message in told) and not any("\n" in message for message in told)
 
 
 def test_tuning_out_of_time_keeps_the_likely_ones(tuned):

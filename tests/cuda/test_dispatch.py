@@ -151,7 +151,8 @@ def test_a_shape_that_bf16_does_faster_is_marked(chooser):
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": 9, "device": "x", "entries": []}', '{"format": 1}',
-                                  '{"format": 1, "device": "x", "entries": [{"m": "four"}]}', "[]"])  # fmt: skip
+                                  '{"format": 2, "device": "x", "entries": [{"m": "four"}]}', "[]",
+                                  '{"format": 1, "device": "x", "entries": []}'])  # fmt: skip
 def test_a_damaged_table_is_told_and_ignored(chooser, notes, text):
     path = user_path(H200.name)
     path.parent.mkdir(parents=True)
@@ -181,17 +182,16 @@ def test_tables_survive_the_disk_and_add_up(kernel_cache):
 
 
 def test_when_the_next_launch_may_start_is_kept(tmp_path):
-    """0, EARLY and LATE; false and true of older tables; nothing else."""
+    """0, EARLY and LATE, and nothing else."""
     path = tmp_path / "t.json"
     save_table(table(m1=[Timed("small", {}, pdl, 1.0 + pdl) for pdl in (0, EARLY, LATE)]), path)
     text = path.read_text()
     found = load_table(path)
     assert found is not None and [choice.pdl for choice in next(iter(found.entries.values())).choices] == [0, 1, 2]
-    path.write_text(text.replace('"pdl": 0', '"pdl": false').replace('"pdl": 1', '"pdl": true'))
-    assert load_table(path) == found
-    path.write_text(text.replace('"pdl": 2', '"pdl": 3'))
-    with pytest.raises(ResetError, match="damaged"):
-        load_table(path)
+    for wrong in ("3", "-1", "1.5", '"late"', "null"):
+        path.write_text(text.replace('"pdl": 2', f'"pdl": {wrong}'))
+        with pytest.raises(ResetError, match="damaged .*pdl is"):
+            load_table(path)
 
 
 def _save_many(job: tuple[Path, int]) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from resetcli.base.errors import ResetError
 from resetcli.base.files import cache_dir, read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
+"""1 was of kernels that are no more: its times and configurations mean nothing to those of today."""
 EXACT = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 """Values of M that have an entry of their own; above, powers of two."""
 
@@ -38,7 +39,7 @@ class Key:
 class Timed:
     """The fastest configuration of a family: microseconds from 16-bit X to Y, quantization included.
 
-    ``pdl`` is 0, EARLY or LATE (families.base; older tables have false and true).
+    ``pdl`` is 0, EARLY or LATE (families.base).
     ``alone`` is the configuration that was fastest without quantization and programmatic dependent launch, where that
     was measured, and ``alone_us`` how fast: the bench reports it, nothing runs it otherwise.
     """
@@ -122,7 +123,7 @@ def load_table(path: Path) -> KernelTable | None:
         value = read_json(path)
         if value["format"] != FORMAT:
             raise ResetError(
-                f"kernel table {path} has format {value['format']}, not {FORMAT}; delete it and tune again"
+                f"kernel table {path} has format {value['format']}, not {FORMAT}; tune again, which replaces it"
             )
         table = KernelTable(str(value["device"]), about=dict(value.get("about") or {}))
         for item in value["entries"]:
@@ -130,7 +131,7 @@ def load_table(path: Path) -> KernelTable | None:
             key = Key(m, n, k, str(item["dtype"]), str(item["activations"]))
             choices = [
                 Timed(
-                    str(c["family"]), dict(c["config"]), (0, 1, 2).index(int(c["pdl"])), float(c["us"]),
+                    str(c["family"]), dict(c["config"]), _pdl(c["pdl"]), float(c["us"]),
                     None if c.get("alone") is None else dict(c["alone"]),
                     None if c.get("alone_us") is None else float(c["alone_us"]),
                 )
@@ -143,6 +144,12 @@ def load_table(path: Path) -> KernelTable | None:
             f"kernel table {path} is damaged ({type(exc).__name__}: {exc}); delete it and tune again"
         ) from exc
     return table
+
+
+def _pdl(value: Any) -> int:
+    if value not in (0, 1, 2):
+        raise ValueError(f"pdl is {value!r}, not 0, 1 or 2")
+    return int(value)
 
 
 def save_table(table: KernelTable, path: Path) -> None:

@@ -4,9 +4,10 @@ Every configuration of every family is timed as it will be used: BF16 or FP16 X 
 by graph replay over rotated copies of the weight so that none is in cache. A configuration whose result is off is left
 out and reported: a fast wrong kernel must never enter a table. A first short round sorts out, with the next launch let
 go early and late, and times the product without quantization and overlap as well, which is kept for the bench only. A
-second round times each family's best, and the very best without programmatic dependent launch too, together with BF16
-and interleaved, so that the figures that decide were taken side by side. Given a number of seconds, the first round
-takes configurations in the cost model's order and stops when a family's share of the time is gone.
+second round times each family's few best, its very best without programmatic dependent launch too, together with BF16
+and interleaved, and then the few that were best alone, so that the figures that decide were taken side by side. Given a
+number of seconds, the first round takes configurations in the cost model's order and stops when a family's share of the
+time is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from resetcli.base.errors import ResetError
 from resetcli.base.reporting import Reporter
 from resetcli.base.versions import versions
-from resetcli.cuda.activations import quantize
+from resetcli.cuda.activations import Activations, quantize
 from resetcli.cuda.availability import kernels_available
 from resetcli.cuda.build import architecture_number
 from resetcli.cuda.dispatch import Plan, Target, dispatcher, dtype_name, supported, target
@@ -142,6 +143,13 @@ def _about(where: Target) -> dict[str, Any]:
     }
 
 
+_Found = tuple[float, Plan]
+
+
+def _seconds(found: _Found) -> float:
+    return found[0]
+
+
 class _Operands:
     """Copies of one shape's weight for every layout, and of a BF16 weight of that shape, on the GPU."""
 
@@ -196,6 +204,86 @@ class _Operands:
         return torch.cat(parts, -1)
 
 
+class _Product:
+    """One product to tune: its operands, X quantized and not, and the answer."""
+
+    def __init__(self, operands: _Operands, m: int, dtype: torch.dtype, activations: str, reporter: Reporter):
+        self.operands, self.m, self.activations, self.reporter = operands, m, activations, reporter
+        self.x, self.input_scale = operands.rows(m)
+        self.answer = operands.answer(self.x, self.input_scale, activations)
+        self.out = torch.empty(m, operands.n, dtype=dtype, device=self.x.device)
+        self.side = torch.cuda.Stream()
+        self._quantized: dict[str, Activations] = {}
+
+    def whole(self, plan: Plan) -> list[Thunk]:
+        """A call a copy of the weight, from 16-bit X to Y."""
+        return [
+            partial(execute, plan, self.x, prepared, self.out, k=self.operands.k,
+                    weight_scale_2=self.operands.weight_scale_2, input_scale=self.input_scale)
+            for prepared in self.operands.prepared(plan.family)
+        ]  # fmt: skip
+
+    def alone(self, plan: Plan) -> list[Thunk]:
+        """The same of the product alone, on X quantized here, without overlap."""
+        if plan.form not in self._quantized:
+            self._quantized[plan.form] = quantize(self.x, self.input_scale, plan.form)
+        acts, n, k = self._quantized[plan.form], self.operands.n, self.operands.k
+        return [
+            partial(plan.family.run, plan.config, acts, prepared, self.out, 1.0, n=n, k=k)
+            for prepared in self.operands.prepared(plan.family)
+        ]
+
+    def first_round(
+        self, family: Family, configs: Sequence[dict[str, Any]], modes: Sequence[int], until: float | None
+    ) -> tuple[list[_Found], list[_Found]]:
+        """Seconds and plans, fastest first: whole, in each of ``modes`` of overlap, and alone.
+
+        After ``until`` (a time of ``time.perf_counter``) no more than LEAST configurations are tried, in order; alone
+        those are tried first that were fastest as a whole.
+        """
+        whole: list[_Found] = []
+        right: list[_Found] = []
+        for tried, config in enumerate(configs):
+            if until is not None and tried >= LEAST and time.perf_counter() > until:
+                break
+            plan = Plan(family, config, modes[0], family.form_for(self.activations), "tuning")
+            try:
+                fault = _fault(plan, self.operands, self.x, self.out, self.answer, self.input_scale)
+                if fault is None:
+                    plans = [replace(plan, pdl=pdl) for pdl in modes]
+                    found = [(time_quick(self.whole(each), side=self.side), each) for each in plans]
+                    right.append((min(found, key=_seconds)[0], plan))
+                    whole += found
+            except (ResetError, RuntimeError) as exc:
+                fault = reason(exc)  # after a lasting error of CUDA the others fail as well
+            if fault is not None:
+                self._warn(f"{family.name} {config}", f"is left out: {fault}")
+        # Afterwards, one after the other: what ran before a graph costs or spares it some per cent.
+        alone: list[_Found] = []
+        for _, plan in sorted(right, key=_seconds):
+            if until is not None and len(alone) >= LEAST and time.perf_counter() > until:
+                break
+            try:
+                alone.append((time_quick(self.alone(plan), side=self.side), plan))
+            except (ResetError, RuntimeError) as exc:
+                self._warn(f"{family.name} {plan.config}", f"alone cannot be timed: {reason(exc)}")
+        return sorted(whole, key=_seconds), sorted(alone, key=_seconds)
+
+    def second_round(
+        self, candidates: Sequence[tuple[Plan, Candidate]], more: Sequence[Candidate], seconds: float
+    ) -> None:
+        """Time candidates, and ``more``, interleaved."""
+        failed: dict[str, str] = {}
+        every = [*(timed for _, timed in candidates), *more]
+        time_cuda(every, seconds=seconds, least=8, most=40, failed=failed)
+        for name, why in failed.items():
+            self._warn(name, f"cannot be timed: {why}")
+
+    def _warn(self, what: str, why: str) -> None:
+        shape = f"{self.operands.n}x{self.operands.k} M={self.m} {self.activations}"
+        self.reporter.warn(f"{what} on {shape} {why}")
+
+
 def _tune_one(
     operands: _Operands, where: Target, m: int, dtype: torch.dtype, activations: str, seconds: float | None,
     thorough: Sequence[str] | None, reporter: Reporter,
@@ -207,92 +295,50 @@ def _tune_one(
         reporter.info(f"{n}x{k} M={m} {activations} is left out: {why}")
         return None
     begun = time.perf_counter()
-    x, input_scale = operands.rows(m)
-    answer = operands.answer(x, input_scale, activations)
-    out = torch.empty(m, n, dtype=dtype, device=x.device)
-    side = torch.cuda.Stream()
-
-    def thunks(plan: Plan) -> list[Thunk]:
-        return [
-            partial(execute, plan, x, prepared, out, k=k, weight_scale_2=operands.weight_scale_2,
-                    input_scale=input_scale)
-            for prepared in operands.prepared(plan.family)
-        ]  # fmt: skip
-
-    def alone(plan: Plan) -> list[Thunk]:
-        acts = quantize(x, input_scale, plan.form)
-        return [
-            partial(plan.family.run, plan.config, acts, prepared, out, 1.0, n=n, k=k)
-            for prepared in operands.prepared(plan.family)
-        ]
-
+    product = _Product(operands, m, dtype, activations, reporter)
     overlap = EARLY if architecture_number(where.arch) >= 90 else 0  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
-    sorted_out: dict[str, list[tuple[float, Plan]]] = {}
-    sorted_alone: dict[str, list[Plan]] = {}
+    rounds: dict[str, tuple[list[_Found], list[_Found]]] = {}
     for place, family in enumerate(able):
         # Half of the time for the first round; the rest goes into preparation and the second.
         until = None if seconds is None else begun + seconds * (0.25 + 0.5 * (place + 1) / len(able))
         configs = family.configs(m, n, k, where.multiprocessors, activations)
         if thorough is not None and family.name not in thorough:
             configs = configs[:1]
-        group: list[tuple[float, Plan]] = []
-        right: list[Plan] = []
-        for tried, config in enumerate(configs):
-            if until is not None and tried >= LEAST and time.perf_counter() > until:
-                break
-            plan = Plan(family, config, overlap, family.form_for(activations), "tuning")
-            try:
-                fault = _fault(plan, operands, x, out, answer, input_scale)
-                if fault is None:
-                    right.append(plan)
-                    for pdl in (EARLY, LATE) if overlap and family.late else (overlap,):
-                        each = replace(plan, pdl=pdl)
-                        group.append((time_quick(thunks(each), side=side), each))
-            except (ResetError, RuntimeError) as exc:
-                fault = reason(exc)  # after a lasting error of CUDA the others fail as well
-            if fault is not None:
-                reporter.warn(f"{family.name} {config} on {n}x{k} M={m} {activations} is left out: {fault}")
-        if group:
-            sorted_out[family.name] = sorted(group, key=lambda pair: pair[0])
-            # Afterwards, one after the other: what ran before a graph costs or spares it some per cent.
-            alone_times = [(time_quick(alone(plan), side=side), order, plan) for order, plan in enumerate(right)]
-            sorted_alone[family.name] = [plan for _, _, plan in sorted(alone_times, key=lambda found: found[:2])]
-    if not sorted_out:
+        modes = (EARLY, LATE) if overlap and family.late else (overlap,)
+        whole, alone = product.first_round(family, configs, modes, until)
+        if whole:
+            rounds[family.name] = whole, alone
+    if not rounds:
         raise ResetError(f"no kernel is right on {n}x{k} at M={m} with {activations}; see the warnings")
-    first = min(group[0][0] for group in sorted_out.values())
+    first = min(whole[0][0] for whole, _ in rounds.values())
     finalists: list[tuple[Plan, Candidate]] = []
+    quiet: list[tuple[Plan, Candidate]] = []
     results: list[tuple[Plan, float]] = []
-    for name, group in sorted_out.items():
-        if group[0][0] > HOPELESS * first:
-            results.append((group[0][1], group[0][0] * 1e6))
+    alone_results: list[tuple[Plan, float]] = []
+    for name, (whole, alone) in rounds.items():
+        if whole[0][0] > HOPELESS * first:
+            results.append((whole[0][1], whole[0][0] * 1e6))
+            alone_results += [(plan, found * 1e6) for found, plan in alone[:1]]
             continue
-        plans = [plan for _, plan in group[:KEPT]]
+        plans = [plan for _, plan in whole[:KEPT]]
         if overlap:
             plans.append(replace(plans[0], pdl=0))
-        finalists += [(each, Candidate(name, thunks(each), 0, [])) for each in plans]
-    # Into ``out`` as well: a graph of large outputs of their own would not fit.
-    plain = Candidate("bf16", [partial(torch.mm, x, weight.t(), out=out) for weight in operands.plain], 0, [])
+        finalists += [(plan, Candidate(name, product.whole(plan), 0, [])) for plan in plans]
+        quiet += [(plan, Candidate(name, product.alone(plan), 0, [])) for _, plan in alone[:KEPT]]
+    # Into the same output as well: a graph of large outputs of their own would not fit.
+    calls = [partial(torch.mm, product.x, weight.t(), out=product.out) for weight in operands.plain]
+    plain = Candidate("bf16", calls, 0, [])
     budget = 0.2 if seconds is None else min(0.2, max(0.0, begun + seconds - time.perf_counter()))
-    failed: dict[str, str] = {}
-    time_cuda([*(timed for _, timed in finalists), plain], seconds=budget, least=8, most=40, failed=failed)
-    for name, why in failed.items():
-        reporter.warn(f"{name} on {n}x{k} M={m} {activations} cannot be timed: {why}")
+    product.second_round(finalists, [plain], budget)
+    product.second_round(quiet, [], budget)
     results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
-    quiet = [
-        (plan, Candidate(name, alone(plan), 0, []))
-        for name in dict.fromkeys(timed.name for _, timed in finalists)
-        for plan in sorted_alone[name][:KEPT]
-    ]
-    time_cuda([timed for _, timed in quiet], seconds=budget, least=8, most=40, failed={})
-    best_alone = {
-        found.family: found
-        for found in best_of((plan, statistics.median(timed.seconds) * 1e6) for plan, timed in quiet if timed.seconds)
-    }
+    alone_results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in quiet if timed.seconds]
+    best_alone = {timed.family: timed for timed in best_of(alone_results)}
     choices = []
     for choice in best_of(results):
-        if (found := best_alone.get(choice.family)) is not None:
-            choice = replace(choice, alone=found.config, alone_us=found.us)
+        if (quietly := best_alone.get(choice.family)) is not None:
+            choice = replace(choice, alone=quietly.config, alone_us=quietly.us)
         choices.append(choice)
     return Entry(choices, statistics.median(plain.seconds) * 1e6 if plain.seconds else None)
 

@@ -19,8 +19,8 @@ SHORT_SUMS, LONG_SUMS = 2.0**-20, 2.0**-18
 """Errors of float32 sums, and of a long K added in the tensor cores, which cut off what lies below a sum's last bit, as
 in a library's products."""
 EARLY, LATE = 1, 2
-"""When a kernel lets the next one launch (programmatic dependent launch): at once, or when it has read its weights.
-0: when it has ended."""
+"""How a kernel overlaps with its neighbours (programmatic dependent launch): it starts before the one ahead has ended,
+and lets the next one do so at once, or when part of each CTA has read its weights. 0: it starts after the one ahead."""
 DTYPES = (torch.bfloat16, torch.float16)
 """Types of X and Y that kernels read and write."""
 
@@ -92,6 +92,5 @@ class Family(ABC):
 
         Args:
             alpha: weight_scale_2 * input_scale (W4A4) or weight_scale_2 (W4A16).
-            pdl: 0, EARLY or LATE: programmatic dependent launch on the stream's previous kernel, and when the next
-                one may launch on this.
+            pdl: 0, EARLY or LATE: overlap with the stream's previous kernel and the next.
         """

@@ -90,7 +90,7 @@ class Gemv(Family):
 
         def cost(config: dict[str, Any]) -> tuple[float, ...]:
             kernel = known.get((config["rows"], config["depth"], config["chains"]), (2, 2, 1, 2, 0))
-            return self._cost(config, m, n, k, multiprocessors, kernel)
+            return self._cost(config, m, n, k, multiprocessors, kernel, arithmetic == _INT8 and vec == 2)
 
         return sorted(found, key=cost)
 
@@ -117,14 +117,16 @@ class Gemv(Family):
                         yield from ({**config, "ranks": r} for r in (2, 4) if split * r <= chunks)
 
     @staticmethod
-    def _cost(config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel) -> tuple[float, ...]:
-        """As an H200 showed. One or two tokens: warps for one nearly full wave, which cut K no finer than that needs.
-        More: some 16 warps a multiprocessor, each warp's first loads covering much of its part of K, and rows that
-        share what is read of X."""
+    def _cost(
+        config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, fitted: bool
+    ) -> tuple[float, ...]:
+        """As an H200 showed. One or two tokens where ``fitted`` (int8): warps for one nearly full wave, which cut K no
+        finer than that needs. Else: some 16 warps a multiprocessor, each warp's first loads covering much of its part
+        of K, and rows that share what is read of X."""
         rows, depth, _, ctas, registers = kernel
         parts = config["split"] * config["ranks"]
         load = -(-n // rows) * parts / mps
-        if m <= 2:
+        if m <= 2 and fitted:
             room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
             idle = max(0.0, min(25, room) / load - 1)
             waves = load / room

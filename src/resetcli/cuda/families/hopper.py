@@ -126,7 +126,7 @@ def _build(most: int, *kernel: int) -> Build:
 
 
 def shared_bytes(most: int, kernel: Kernel, ranks: int, units: int, sliced: int, m: int, chunks: int) -> int:
-    """Dynamic shared memory of a CTA: rings, a barrier, activations of its slice of K, and received sums."""
+    """Dynamic shared memory of a CTA: rings, two barriers, activations of its slice of K, and received sums."""
     groups, stages = kernel[:2]
     share, extra = divmod(chunks, ranks * sliced)
     room = sliced * share + min(extra, sliced)
