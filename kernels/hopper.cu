@@ -359,6 +359,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     request(slot_before, STAGES - 1);
     decode(slot_next, next);
     finish(d, now, next);
+    // A warp without work adds what its ring happens to hold, and hands it over to nobody: a branch here would keep the
+    // scales from being worked out while wgmma runs.
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       // rows r and r + 8; in each pair the first and the second block of 32 columns
