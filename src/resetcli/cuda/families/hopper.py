@@ -173,7 +173,7 @@ def _unevenness(kernel: Kernel, ranks: int, units: int, sliced: int, all_units: 
     even = all_units * chunks / places
     bytes_read = units * -(-chunks // ranks) * waves / even
     turns = 4 * -(-quads // lanes) * -(-chunks // (ranks * sliced)) * groups * waves / even
-    return 0.75 * bytes_read + 0.25 * turns  # in a last quad of few units most warps only wait
+    return 0.75 * bytes_read + 0.25 * turns  # in a last quad of few units most warps read nothing
 
 
 def pack_tiles(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
