@@ -20,10 +20,11 @@
 // A cluster of CTAs takes some units of 16 rows, what a warp multiplies at once: rows are cut that finely because whole
 // tiles of 64 leave a fifth of an H200 without work on common shapes. Each CTA takes one slice of K of all of them, so
 // that it needs only a slice of the activations, and each of its warpgroups some quads of units or a slice of that
-// slice, so that none waits for another before the end. In a last quad of fewer units some warps work for
-// nothing, since wgmma takes all four; they are others in each warpgroup, for all schedulers to get the same work. The
-// parts of a quad meet in the shared memory of one CTA of the cluster (st.async; plain stores where a CTA is alone), which
-// adds them in a fixed order: results do not vary. (Equal runs of chunks over the whole grid, with parts through global memory, were slower.)
+// slice, so that none waits for another before the end. In a last quad of fewer units some warps work for nothing,
+// since wgmma takes all four; they are others in each warpgroup, for all schedulers to get the same work. The parts of
+// a quad meet in the shared memory of one CTA of the cluster (st.async; plain stores where a CTA is alone), which adds
+// them in a fixed order: results do not vary. (Equal runs of chunks over the whole grid, with parts through global
+// memory, were slower.)
 //
 // What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
 //
