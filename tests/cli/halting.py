@@ -17,7 +17,7 @@ import pytest
 from cli_process import command, environment
 
 HOOK = """
-import importlib.abc, importlib.util, os, signal, sys
+import importlib.abc, importlib.util, os, signal, sys, time
 
 module, _, name = os.environ["HALT_AT"].partition(":")
 count, about = int(os.environ["HALT_COUNT"]), os.environ["HALT_ABOUT"]
@@ -38,6 +38,7 @@ def wrap(owner):
             calls.append(1)
             if len(calls) == count:
                 os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0.5)
         return plain(*args, **more)
 
     setattr(owner, last, halting)
@@ -62,7 +63,11 @@ if module in sys.modules:
 else:
     sys.meta_path.insert(0, Finder())
 """
-"""Before the n-th call of HALT_AT whose arguments name a file with HALT_ABOUT in its path, the process stops itself."""
+"""Before the n-th call of HALT_AT whose arguments name a file with HALT_ABOUT in its path, the process stops itself.
+
+A signal sent to a stopped process goes to whichever thread runs first when it goes on; Python acts on it in the main
+thread only, which therefore sleeps long enough for another one to have received it.
+"""
 
 
 def halted_processes(hook: Path) -> Iterator:
