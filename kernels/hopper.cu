@@ -193,7 +193,7 @@ DEVICE void copy_run(u32 to, const u8* from, u32 bytes) {
 // sliced   warpgroups, a divisor of GROUPS, that cut a CTA's slice of K between them; the others take other quads
 // per_sliced, per_stride  1/sliced in 256ths and sliced/GROUPS in 65536ths, rounded up: divisions take long
 // share, extra  chunks of a warpgroup's slice of K; one more for the first `extra` of them, counted over the cluster
-// pdl      0: no programmatic dependent launch; 1: the next kernel may launch at once; 2: after the last products
+// pdl      0: no programmatic dependent launch; 1: the next kernel may launch at once; 2: after the last products (EARLY and LATE of the host)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     hopper_w4a4(const u8* __restrict__ weights, const u8* x, u16* y, float alpha, int n, int chunks, int m, int units,
                 int last_units, int sliced, int per_sliced, int per_stride, int share, int extra, int bf16, int pdl) {

@@ -269,13 +269,10 @@ class _Product:
                 self._warn(f"{family.name} {plan.config}", f"alone cannot be timed: {reason(exc)}")
         return sorted(whole, key=_seconds), sorted(alone, key=_seconds)
 
-    def second_round(
-        self, candidates: Sequence[tuple[Plan, Candidate]], more: Sequence[Candidate], seconds: float
-    ) -> None:
-        """Time candidates, and ``more``, interleaved."""
+    def second_round(self, candidates: Sequence[Candidate], seconds: float) -> None:
+        """Time them, interleaved; one that cannot be timed gets no times and a warning."""
         failed: dict[str, str] = {}
-        every = [*(timed for _, timed in candidates), *more]
-        time_cuda(every, seconds=seconds, least=8, most=40, failed=failed)
+        time_cuda(candidates, seconds=seconds, least=8, most=40, failed=failed)
         for name, why in failed.items():
             self._warn(name, f"cannot be timed: {why}")
 
@@ -330,8 +327,8 @@ def _tune_one(
     calls = [partial(torch.mm, product.x, weight.t(), out=product.out) for weight in operands.plain]
     plain = Candidate("bf16", calls, 0, [])
     budget = 0.2 if seconds is None else min(0.2, max(0.0, begun + seconds - time.perf_counter()))
-    product.second_round(finalists, [plain], budget)
-    product.second_round(quiet, [], budget)
+    product.second_round([*(timed for _, timed in finalists), plain], budget)
+    product.second_round([timed for _, timed in quiet], budget)
     results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in finalists if timed.seconds]
     alone_results += [(plan, statistics.median(timed.seconds) * 1e6) for plan, timed in quiet if timed.seconds]
     best_alone = {timed.family: timed for timed in best_of(alone_results)}

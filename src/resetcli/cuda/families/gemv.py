@@ -87,10 +87,11 @@ class Gemv(Family):
         if activations == "w4a16" and vec == 2:  # narrower loads of weights make those of X denser
             found += [{**c, "vec": 1} for c in self._configs(m, n, k, multiprocessors, arithmetic, 1)]
         known = {kernel[:3]: kernel for kernel in kernels(arithmetic, m, vec)}
+        waves = arithmetic == _INT8 and vec == 2 and m <= 2
 
         def cost(config: dict[str, Any]) -> tuple[float, ...]:
-            kernel = known.get((config["rows"], config["depth"], config["chains"]), (2, 2, 1, 2, 0))
-            return self._cost(config, m, n, k, multiprocessors, kernel, arithmetic == _INT8 and vec == 2)
+            kernel = known[config["rows"], config["depth"], config["chains"]]
+            return self._cost(config, m, n, k, multiprocessors, kernel, waves)
 
         return sorted(found, key=cost)
 
@@ -118,19 +119,18 @@ class Gemv(Family):
 
     @staticmethod
     def _cost(
-        config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, fitted: bool
+        config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, waves: bool
     ) -> tuple[float, ...]:
-        """As an H200 showed. One or two tokens where ``fitted`` (int8): warps for one nearly full wave, which cut K no
-        finer than that needs. Else: some 16 warps a multiprocessor, each warp's first loads covering much of its part
-        of K, and rows that share what is read of X."""
+        """As an H200 showed. Where ``waves`` count (int8, one or two tokens): warps for one nearly full wave, which cut
+        K no finer than that needs. Else: some 16 warps a multiprocessor, each warp's first loads covering much of its
+        part of K, and rows that share what is read of X."""
         rows, depth, _, ctas, registers = kernel
         parts = config["split"] * config["ranks"]
         load = -(-n // rows) * parts / mps
-        if m <= 2 and fitted:
+        if waves:
             room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
             idle = max(0.0, min(25, room) / load - 1)
-            waves = load / room
-            unfilled = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
+            unfilled = math.ceil(load / room) * room / load - 1 if load > room else 0.0
             cost = 0.5 * idle + 0.05 * unfilled + 0.01 * (parts + depth - 1) + 0.05 * m / rows
         else:
             passes = max(1.0, k / (512 * config.get("vec", 2 if k % 32 == 0 else 1) * parts * depth))
