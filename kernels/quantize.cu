@@ -18,7 +18,7 @@
 //   3  code * s in the 16-bit type of x, [M, K]
 //   4  code * s as fp16 tensor-core fragments (`fragment_piece`), zero beyond M and K
 //   5  x itself as fragments in its own type: no quantization (W4A16)
-//   6  E4M3 bytes and half scales as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
+//   6  codes as E4M3 bytes, and scales, as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
 //   7  the same with SPREAD 1 (to 8 tokens)
 //   8  code * s as fp16 panels for wide.cu: [chunk of 128][eight of tokens][16][8 tokens][8 values], zero beyond K;
 //      tokens beyond M are not written; beside them, in place of scales, 256 words of zero
@@ -119,20 +119,15 @@ template <bool BF16> DEVICE constexpr int panel_column(int s) {
 
 // Where block b of row m lies for hopper.cu.
 struct HopperPlace {
-  u8* codes;
-  u16* scale;
+  u8 *codes, *scale;
 };
 DEVICE HopperPlace hopper_place(const Target& to, int m, int b) {
-  const int chunk = b >> 3, in_chunk = b & 7, chunks = padded_blocks(to.k) >> 3;
+  const int chunks = padded_blocks(to.k) >> 3, pairs = 4 * chunks, pair = b >> 1;
   const u64 row = 16 * to.m;
-  if (FORM == 6) {  // a record a chunk: each token's block and as many zeros, then scales
-    u8* record = to.codes + chunk * (16 * row + 64);
-    return {record + in_chunk * 2 * row + m * 32, (u16*)(record + 16 * row + m * 16) + in_chunk};
-  }
-  // even blocks from the last to the first, odd blocks from the first on, scales
-  const int pairs = 4 * chunks, pair = b >> 1;
-  u8* scales = to.codes + 2 * pairs * row + chunk * 128 + m * 16;
-  return {to.codes + (b & 1 ? pairs + pair : pairs - 1 - pair) * row + m * 16, (u16*)scales + in_chunk};
+  if (FORM == 6)  // a block of all tokens, each with as many zeros behind it; scales [pair of blocks][4 tokens][2]
+    return {to.codes + b * 2 * row + m * 32, to.codes + 4 * pairs * row + pair * 8 + m * 2 + (b & 1)};
+  // even blocks, odd blocks, scales [block][8 tokens]
+  return {to.codes + (b & 1 ? pairs + pair : pair) * row + m * 16, to.codes + 2 * pairs * row + b * 8 + m};
 }
 // Twice four e2m1 values as signed bytes.
 DEVICE u32 twice_as_bytes(const float* v) {
@@ -244,7 +239,7 @@ template <bool BF16> DEVICE void emit(const Target& to, const Rule& rule, int m,
     const HopperPlace there = hopper_place(to, m, b);
     store16(there.codes, bytes);
     if (FORM == 6) store16(there.codes + 16, make_uint4(0, 0, 0, 0));
-    *there.scale = float_to_half(scale * 0.25f);
+    *there.scale = (u8)q.scale;
   }
 }
 

@@ -188,20 +188,20 @@ def _from_panels(flat: torch.Tensor, m: int, k: int) -> torch.Tensor:
 def _from_wgmma(flat: torch.Tensor, m: int, k: int, form: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [M, K] and scales [M, K/16] of the forms of kernels/hopper.cu; asserts that they are zero beyond K."""
     chunks, blocks = -(-k // 128), k // BLOCK
+    pairs, codes_bytes = 4 * chunks, chunks * 128 * m
     if form == "wgmma4":
-        records = flat.view(chunks, 256 * m + 64)
-        both = records[:, : 256 * m].reshape(chunks * 8, m, 2, BLOCK)
+        both = flat[: 2 * codes_bytes].view(2 * pairs, m, 2, BLOCK)
         assert not bool(both[:, :, 1].any()), "the other half of a token's 32 bytes is not zero"
-        codes, scales = both[:, :, 0], records[:, 256 * m :]
+        codes = both[:, :, 0]
+        scales = flat[2 * codes_bytes :].view(pairs, 4, 2).transpose(1, 2).reshape(2 * pairs, 4)
     else:
-        pairs = 4 * chunks
-        laid = flat[: 2 * pairs * BLOCK * m].view(2 * pairs, m, BLOCK)
-        codes = torch.stack((laid[:pairs].flip(0), laid[pairs:]), dim=1).flatten(0, 1)
-        scales = flat[2 * pairs * BLOCK * m :].view(chunks, 128)
-    scales = scales[:, : 16 * m].contiguous().view(torch.float16).view(chunks, m, 8).transpose(1, 2).flatten(0, 1)
+        laid = flat[:codes_bytes].view(2, pairs, m, BLOCK)
+        codes = laid.transpose(0, 1).flatten(0, 1)
+        scales = flat[codes_bytes:].view(2 * pairs, 8)
     values = codes.contiguous().view(torch.float8_e4m3fn).double()
+    scales = scales[:, :m].contiguous().view(torch.float8_e4m3fn).double()
     assert not bool(values[blocks:].any()) and not bool(scales[blocks:].any()), "not zero beyond K"
-    return values[:blocks].transpose(0, 1).reshape(m, k), 4 * scales[:blocks].double().T
+    return values[:blocks].transpose(0, 1).reshape(m, k), scales[:blocks].T
 
 
 def _lane_scales(flat: torch.Tensor, m: int, blocks: int) -> torch.Tensor:

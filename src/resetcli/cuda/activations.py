@@ -33,7 +33,7 @@ f16          e2m1 float16, flat in ``lane_piece`` and pair order, scales float32
 q16          e2m1 * scale in X's type [M, K]: dequantized but for the global factor
 fragments    the same in float16 as tensor-core fragments, flat, padded with zeros
 fragments16  X itself as fragments, in its own type
-wgmma4       E4M3 bytes and scales/4 as kernels/hopper.cu reads them for at most 4 tokens, flat, padded with zeros
+wgmma4       e2m1 as E4M3 bytes, and scales, as kernels/hopper.cu reads them for at most 4 tokens, flat, zero beyond K
 wgmma8       the same for at most 8 tokens
 panels       e2m1 * scale float16 as kernels/wide.cu reads it, flat: [K/128][M/8 rounded up][16][8 tokens][8 values],
              zero beyond K, undefined beyond M; int32 [256] of zeros, by which that kernel's CTAs wait for each other
@@ -184,7 +184,7 @@ def _allocate(form: str, m: int, k: int, x: torch.Tensor) -> tuple[Activations, 
         if m > int(form[-1]):
             raise UsageError(f"form {form} holds at most {form[-1]} tokens, not {m}")
         chunks = -(-k // 128)
-        tensors = (new(chunks * (256 * m + 64 if form == "wgmma4" else 128 * m + 128), dtype=torch.uint8),)
+        tensors = (new(chunks * (256 * m + 32 if form == "wgmma4" else 128 * m + 64), dtype=torch.uint8),)
     elif form == "q16":
         tensors = (new(m, k, dtype=x.dtype),)
     elif form in PANELS:

@@ -2,9 +2,8 @@
 
 Two members share the kernel: "wgmma4" for at most 4 tokens and "wgmma8" for at most 8, which reads fewer bytes of
 activations a token and spends more instructions. A configuration is the kernel, {"groups": warpgroups a CTA, "stages"
-of a warp's ring, "early": those requested ahead of the activations, "blocks": CTAs a multiprocessor, "bulk": 1 if
-activations come by bulk copies}, and the cut of the work, {"cluster": CTAs, "units": of 16 rows a cluster takes,
-"sliced": warpgroups that share a unit along K}.
+of a warp's ring, "early": those requested ahead of the activations, "blocks": CTAs a multiprocessor}, and the cut of
+the work, {"cluster": CTAs, "units": of 16 rows a cluster takes, "sliced": warpgroups that share a unit along K}.
 
 Layout "tiles", uint8 [ceil(N/64), ceil(K/128), 4 warps, 1152]: 1024 bytes of codes and 128 of scales for 16 rows and
 128 columns. Lane l of the warp owns rows l/4 and l/4 + 8 and, of each block of 16 columns, four from 4*(l%4) on; its
@@ -30,16 +29,15 @@ WARP_CHUNK = 1152
 SHARED = 227 * 1024
 """Bytes of shared memory that one CTA may have; an SM has 1024 more a CTA beside."""
 _MULTIPROCESSORS = 132
-Kernel = tuple[int, int, int, int, int]
-"""groups, stages, early, blocks, bulk."""
+Kernel = tuple[int, int, int, int]
+"""groups, stages, early, blocks."""
 _KERNELS: dict[int, tuple[Kernel, ...]] = {
     4: (
-        (4, 5, 2, 1, 0), (4, 7, 2, 1, 0), (4, 5, 1, 1, 0), (4, 7, 1, 1, 0), (3, 7, 1, 1, 0), (3, 7, 2, 1, 0),
-        (2, 5, 1, 2, 0),
+        (4, 5, 2, 1), (3, 5, 2, 1), (3, 7, 1, 1), (4, 4, 2, 1), (4, 3, 2, 1), (4, 7, 2, 1), (3, 7, 2, 1), (2, 5, 1, 2),
     ),
     8: (
-        (4, 4, 2, 1, 1), (4, 4, 2, 1, 0), (4, 5, 2, 1, 1), (4, 4, 1, 1, 0), (4, 5, 1, 1, 0), (3, 6, 1, 1, 0),
-        (3, 6, 2, 1, 1), (3, 8, 1, 1, 0), (2, 5, 1, 2, 0),
+        (4, 5, 2, 1), (3, 6, 2, 1), (3, 5, 2, 1), (4, 4, 1, 1), (3, 4, 2, 1), (3, 7, 2, 1), (4, 4, 2, 1), (4, 3, 2, 1),
+        (2, 4, 2, 2),
     ),
 }  # fmt: skip
 """By most tokens, as they did on an H200, best first."""
@@ -54,7 +52,7 @@ class Hopper(Family):
     def __init__(self, most: int):
         self.most = most
         self.name = self.form = f"wgmma{most}"
-        self.cost_model = (1.1, 0.0) if most == 4 else (1.28, 0.0)  # near what an H200 showed, in reads
+        self.cost_model = (1.1, 0.0) if most == 4 else (1.18, 0.0)  # near what an H200 showed, in reads
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if arch != "sm_90a":
@@ -96,7 +94,7 @@ class Hopper(Family):
     ) -> None:
         from resetcli.cuda.launch import launch, load
 
-        kernel = (config["groups"], config["stages"], config["early"], config["blocks"], config["bulk"])
+        kernel = (config["groups"], config["stages"], config["early"], config["blocks"])
         ranks, units, sliced = config["cluster"], config["units"], config["sliced"]
         all_units, chunks = -(-n // UNIT), -(-k // COLUMNS)
         clusters = -(-all_units // units)
@@ -104,8 +102,8 @@ class Hopper(Family):
         shared = shared_bytes(self.most, kernel, ranks, units, sliced, acts.m, chunks)
         function = load(_build(self.most, *kernel), out.device).function("hopper_w4a4", shared)
         args = (
-            prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, units, all_units - (clusters - 1) * units,
-            sliced, 256 // sliced + 1, 65536 * sliced // config["groups"] + 1, share, extra,
+            prepared[0], acts.tensors[0], out, alpha, n, chunks, acts.m, units, all_units, ranks.bit_length() - 1,
+            sliced, config["groups"] // sliced, share, extra, _room(ranks, sliced, chunks),
             int(out.dtype == torch.bfloat16), pdl,
         )  # fmt: skip
         launch(
@@ -121,18 +119,23 @@ class Hopper(Family):
 
 @lru_cache(maxsize=64)
 def _build(most: int, *kernel: int) -> Build:
-    names = ("GROUPS", "STAGES", "EARLY", "BLOCKS", "BULK")
+    names = ("GROUPS", "STAGES", "EARLY", "BLOCKS")
     return Build("hopper.cu", (("SPREAD", int(most == 8)), *zip(names, kernel, strict=True)))
 
 
 def shared_bytes(most: int, kernel: Kernel, ranks: int, units: int, sliced: int, m: int, chunks: int) -> int:
-    """Dynamic shared memory of a CTA: rings, two barriers, activations of its slice of K, and received sums."""
+    """Dynamic shared memory of a CTA: rings, barriers, activations of its slice of K, and received sums."""
     groups, stages = kernel[:2]
-    share, extra = divmod(chunks, ranks * sliced)
-    room = sliced * share + min(extra, sliced)
-    x = 128 * m * room + 16 * m + 128 + 128 * room if most == 8 else room * (256 * m + 64)
+    room = _room(ranks, sliced, chunks)
+    x = (192 * m + 17 * 64) * room + 128 if most == 8 else (256 * m + 17 * 32) * room
     received = -(-units // (4 * ranks)) * ranks * sliced * (2048 if most == 8 else 1024)
     return groups * 4 * stages * WARP_CHUNK + 128 + x + received
+
+
+def _room(ranks: int, sliced: int, chunks: int) -> int:
+    """Chunks of the longest slice of K that a CTA has."""
+    share, extra = divmod(chunks, ranks * sliced)
+    return sliced * share + min(extra, sliced)
 
 
 @lru_cache(maxsize=4096)
@@ -141,25 +144,30 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
     all_units, chunks = -(-n // UNIT), -(-k // COLUMNS)
     found = []
     for order, kernel in enumerate(_KERNELS[most]):
-        groups, _, _, blocks, _ = kernel
+        groups, _, _, blocks = kernel
         places = multiprocessors * blocks
         limit = min(SHARED, (SHARED + 1024) // blocks - 1024)
         for ranks in (1, 2, 4, 8):
-            least = max(1, -(-all_units * ranks // places))
-            for units in sorted({least, least + 1, -(-least // 4) * 4}):
-                for sliced in (s for s in range(1, groups + 1) if groups % s == 0):
-                    if ranks * sliced > chunks:
-                        continue
-                    if shared_bytes(most, kernel, ranks, units, sliced, m, chunks) > limit:
-                        continue
-                    cost = _unevenness(kernel, ranks, units, sliced, all_units, chunks, places)
-                    rank_cost = (0.0, 0.01, 0.08, 0.25)[ranks.bit_length() - 1]  # large clusters leave gaps in GPCs
-                    found.append((cost + rank_cost + 0.02 * order, kernel, ranks, units, sliced))
+            for waves in (1, 2, 4, 8):  # more than one only if sums of all of a cluster's rows do not fit
+                least = max(1, -(-all_units * ranks // (places * waves)))
+                cuts = [
+                    (units, sliced)
+                    for units in sorted({least, least + 1, -(-least // 4) * 4})
+                    for sliced in range(1, groups + 1)
+                    if groups % sliced == 0 and ranks * sliced <= chunks
+                    if shared_bytes(most, kernel, ranks, units, sliced, m, chunks) <= limit
+                ]
+                if cuts:
+                    break
+            for units, sliced in cuts:
+                cost = _unevenness(kernel, ranks, units, sliced, all_units, chunks, places)
+                rank_cost = (0.0, 0.01, 0.08, 0.25)[ranks.bit_length() - 1]  # large clusters leave gaps in GPCs
+                found.append((cost + rank_cost + 0.02 * order, kernel, ranks, units, sliced))
     if not found:
         return ()
     found.sort()
     best = found[0][0]
-    keys = ("groups", "stages", "early", "blocks", "bulk", "cluster", "units", "sliced")
+    keys = ("groups", "stages", "early", "blocks", "cluster", "units", "sliced")
     return tuple(
         tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:64] if cost <= best + 0.6
     )
