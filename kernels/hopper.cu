@@ -10,7 +10,8 @@
 //   - The factor of each sum, scale of the weights times scale of the token, comes out of the tensor cores as well:
 //     E4M3 is what they take. One more wgmma for a chunk multiplies its 8 scales a row by the tokens' scales, of which
 //     each column has one, so a result is a single product and exact. It lies where the sum does that it belongs to,
-//     and a sum costs one instruction. (Conversions and products of scales were a third of all that was issued.)
+//     and a sum costs one instruction. (Conversions and products of scales were a third of all that was issued. Zero
+//     products do not count where the tensor cores align what they add: tests/gpu has factors of all magnitudes.)
 //   - Weights are laid out in the order in which lanes take them ("tiles", resetcli/cuda/families/hopper.py), so every
 //     copy is a straight 16 bytes a lane. Each warp streams its own part through a ring in shared memory with
 //     cp.async: no barrier, no register held while waiting. (Reading by bulk copies took 0.8 to 1.4 us longer on an
@@ -31,7 +32,8 @@
 // them in a fixed order: results do not vary. (Equal runs of chunks over the whole grid, with parts through global
 // memory, were slower.)
 //
-// What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros.
+// What was traded: a layout of its own, M <= 8, N padded to 64 and K to 128 with zeros; shared memory, 1 KB for the
+// factors of 128 columns of 8 tokens, so that K ends at some 62,000.
 //
 // The next kernel may launch at once or when a warpgroup of each CTA has no more products (see pdl): else the CTAs of
 // kernels to come take memory and issue slots from the slowest of this one. Which is better differs between shapes.
@@ -54,6 +56,7 @@
 #ifndef BLOCKS
 #define BLOCKS 1  // CTAs an SM
 #endif
+static_assert(GROUPS >= 2 && GROUPS <= 4 && EARLY <= STAGES, "see what follows from these");
 static constexpr u32 THREADS = 128 * GROUPS, CLEARING = THREADS - 32;
 static constexpr u32 WARP_CHUNK = 1152;            // 16 rows x 128 columns: 1024 bytes of codes, 128 of scales
 static constexpr u32 CHUNK = 4 * WARP_CHUNK;
@@ -174,7 +177,8 @@ DEVICE void clear_run(u32 at, u32 bytes) {
 
 // weights  [tiles][chunks][4 warps][1152 bytes], layout "tiles"
 // x        codes as E4M3, then scales as E4M3. SPREAD 0: [blocks][M][16 bytes, 16 zeros], [pairs of them][4 tokens][2];
-//          SPREAD 1: first blocks of each 32 columns [pairs][M][16 bytes], second blocks the same, [blocks][8 tokens]
+//          SPREAD 1: first blocks of each 32 columns [pairs][M][16 bytes], second blocks the same, [blocks][8 tokens].
+//          Scales of tokens beyond M are what they are: a token's column of wgmma never mixes with another's.
 // y        [M, N] fp16 or bf16
 // units    of 16 rows of a cluster, of all_units; the last one has what is left
 // rank_bits  the cluster's CTAs, a power of two

@@ -18,7 +18,8 @@
 //   3  code * s in the 16-bit type of x, [M, K]
 //   4  code * s as fp16 tensor-core fragments (`fragment_piece`), zero beyond M and K
 //   5  x itself as fragments in its own type: no quantization (W4A16)
-//   6  codes as E4M3 bytes, and scales, as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K
+//   6  codes as E4M3 bytes, and scales, as hopper.cu takes them with SPREAD 0 (to 4 tokens), zero beyond K; scales beyond
+//      M are not written
 //   7  the same with SPREAD 1 (to 8 tokens)
 //   8  code * s as fp16 panels for wide.cu: [chunk of 128][eight of tokens][16][8 tokens][8 values], zero beyond K;
 //      tokens beyond M are not written; beside them, in place of scales, 256 words of zero

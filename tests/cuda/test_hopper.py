@@ -6,6 +6,9 @@ what the lanes of a warp take apart must be the weight that was put in.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resetcli.cuda.families import family
-from resetcli.cuda.families.hopper import COLUMNS, ROWS, UNIT, pack_tiles, shared_bytes
+from resetcli.cuda.families.hopper import COLUMNS, ROWS, UNIT, _room, pack_tiles, shared_bytes
 from resetcli.cuda.shapes import PAPER
 
 BF16 = torch.bfloat16
@@ -91,6 +94,28 @@ def test_packing_in_pieces_is_packing_at_once(monkeypatch):
         assert torch.equal(tiles[start // ROWS : start // ROWS + 1], pack_tiles(weight[part], scale[part]))
 
 
+def assert_all_work_is_done_once(config: dict, units: int, chunks: int) -> None:
+    """Every chunk of every unit of 16 rows by exactly one warp, as kernels/hopper.cu cuts the work, and within the
+    slice of K whose activations its CTA has."""
+    ranks, groups, sliced = config["cluster"], config["groups"], config["sliced"]
+    share, extra = divmod(chunks, ranks * sliced)
+    starts = [slice_ * share + min(slice_, extra) for slice_ in range(ranks * sliced + 1)]
+    assert starts[-1] == chunks and all(a < b for a, b in pairwise(starts))
+    for of_cluster in {min(config["units"], units - first) for first in range(0, units, config["units"])}:
+        quads, stride = -(-of_cluster // 4), groups // sliced
+        for rank in range(ranks):
+            done = Counter(
+                (quad, slice_)
+                for group in range(groups)
+                for quad in range(group // sliced, quads, stride)
+                for slice_ in [rank * sliced + group % sliced]
+            )
+            wanted = ((quad, rank * sliced + part) for quad in range(quads) for part in range(sliced))
+            assert done == Counter(wanted), (config, of_cluster, rank)
+            room = _room(ranks, sliced, chunks)
+            assert starts[(rank + 1) * sliced] - starts[rank * sliced] <= room
+
+
 @pytest.mark.parametrize(("name", "most"), [("wgmma4", 4), ("wgmma8", 8)])
 def test_configurations_fit_the_machine_and_cover_the_work(name, most):
     each = family(name)
@@ -106,10 +131,19 @@ def test_configurations_fit_the_machine_and_cover_the_work(name, most):
                 used = shared_bytes(most, kernel, c["cluster"], c["units"], c["sliced"], m, chunks)
                 assert (used + 1024) * c["blocks"] <= 228 * 1024
                 assert c["groups"] % c["sliced"] == 0 and c["cluster"] * c["sliced"] <= chunks
-                assert -(-units // c["units"]) * c["units"] - units < c["units"], "an empty cluster"
                 assert c["cluster"] in (1, 2, 4, 8) and 1 <= c["early"] < c["stages"]
+                assert_all_work_is_done_once(c, units, chunks)
                 # a CTA's ring has 48 KB or more at the most blocks an SM: 4.5 TB/s need 26 KB in flight
                 assert c["groups"] * c["stages"] * 4 * 1152 * c["blocks"] >= 48 * 1024
+
+
+@pytest.mark.parametrize("multiprocessors", [16, 78, 132])
+def test_what_is_supported_has_configurations_on_small_machines_too(multiprocessors):
+    for name, m in (("wgmma4", 4), ("wgmma8", 8)):
+        each = family(name)
+        for n, k in ((248320, 28672), (151936, 32768), (248320, 61440), (16, 61440)):
+            assert each.supports("sm_90a", m, n, k, BF16, "w4a4")[0]
+            assert each.configs(m, n, k, multiprocessors, "w4a4")
 
 
 def test_paper_shapes_keep_nearly_all_multiprocessors_busy():

@@ -293,6 +293,38 @@ def test_results_are_bit_equal_again_and_in_a_graph_with_overlap(members, arch):
                     assert torch.equal(result, want), f"{family.name} M={m} differs in a graph, overlap {overlap}"
 
 
+def test_factors_of_blocks_are_exact_at_all_magnitudes(members, arch):
+    """A result of one product, while all other scales of its columns are what they are, from 2^-9 to 448: it is the
+    product of two scales, whose 8 bits fit bfloat16. Cut also into more CTAs than there are multiprocessors."""
+    from resetcli.cuda.activations import quantize
+
+    n, blocks, most = 1024, 64, 8
+    draw = torch.Generator().manual_seed(3)
+    scale, x_scale = (
+        torch.randint(1, 127, (rows, blocks), dtype=torch.uint8, generator=draw).view(torch.float8_e4m3fn).cuda()
+        for rows in (n, most)
+    )
+    rows = torch.arange(n, device="cuda")
+    block = rows % blocks  # the one of each row that counts
+    weight = torch.zeros(n, blocks * 8, dtype=torch.uint8, device="cuda")
+    weight[rows, block * 8] = 2  # 1.0 in its first column
+    x = torch.zeros(most, blocks, 16, dtype=torch.bfloat16, device="cuda")
+    x[..., 0], x[..., 1] = x_scale.bfloat16(), 6 * x_scale.bfloat16()  # 1 and 6 times the scale
+    want = (scale.double()[rows, block] * x_scale.double()[:, block]).bfloat16()
+    exact = [family for family in members if family.name.startswith("wgmma")]
+    if not exact:
+        pytest.skip(f"no family of {arch} makes factors in the tensor cores")
+    cut = {"groups": 3, "stages": 5, "early": 2, "blocks": 1, "cluster": 8, "units": 1, "sliced": 1}
+    for family in exact:
+        prepared = family.prepare(weight, scale)
+        for m in range(1, int(family.name[-1]) + 1):
+            acts = quantize(x[:m].flatten(1), 1.0, family.form_for("w4a4"))
+            for config in (family.configs(m, n, blocks * 16, 132, "w4a4")[0], cut):
+                out = torch.full((m, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+                family.run(config, acts, prepared, out, 1.0, n=n, k=blocks * 16)
+                assert torch.equal(out, want[:m]), f"{family.name} {config} M={m}"
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_fp16_overflows_to_infinity_where_the_answer_does(members, arch, mode):
     case = make_case(512, 1024, 8, torch.float16, seed=10)

@@ -33,7 +33,8 @@ f16          e2m1 float16, flat in ``lane_piece`` and pair order, scales float32
 q16          e2m1 * scale in X's type [M, K]: dequantized but for the global factor
 fragments    the same in float16 as tensor-core fragments, flat, padded with zeros
 fragments16  X itself as fragments, in its own type
-wgmma4       e2m1 as E4M3 bytes, and scales, as kernels/hopper.cu reads them for at most 4 tokens, flat, zero beyond K
+wgmma4       e2m1 as E4M3 bytes, and scales, as kernels/hopper.cu reads them for at most 4 tokens, flat, zero beyond K,
+             scales undefined beyond M
 wgmma8       the same for at most 8 tokens
 panels       e2m1 * scale float16 as kernels/wide.cu reads it, flat: [K/128][M/8 rounded up][16][8 tokens][8 values],
              zero beyond K, undefined beyond M; int32 [256] of zeros, by which that kernel's CTAs wait for each other

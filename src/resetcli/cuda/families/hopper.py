@@ -148,7 +148,8 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
         places = multiprocessors * blocks
         limit = min(SHARED, (SHARED + 1024) // blocks - 1024)
         for ranks in (1, 2, 4, 8):
-            for waves in (1, 2, 4, 8):  # more than one only if sums of all of a cluster's rows do not fit
+            for waves in (1 << i for i in range(all_units.bit_length() + 1)):
+                # more than one only if the sums of all of a cluster's rows do not fit
                 least = max(1, -(-all_units * ranks // (places * waves)))
                 cuts = [
                     (units, sliced)
