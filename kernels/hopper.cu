@@ -56,7 +56,7 @@
 #ifndef BLOCKS
 #define BLOCKS 1  // CTAs an SM
 #endif
-static_assert(GROUPS >= 2 && GROUPS <= 4 && EARLY <= STAGES, "see what follows from these");
+static_assert(GROUPS >= 2 && GROUPS <= 4 && EARLY <= STAGES, "GROUPS is 2 to 4, EARLY at most STAGES");
 static constexpr u32 THREADS = 128 * GROUPS, CLEARING = THREADS - 32;
 static constexpr u32 WARP_CHUNK = 1152;            // 16 rows x 128 columns: 1024 bytes of codes, 128 of scales
 static constexpr u32 CHUNK = 4 * WARP_CHUNK;
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   // Where a CTA keeps activations: codes; rows of 16 bytes for the factors' wgmma, FACTORS a chunk, which hold a
   // token's scale of block b in byte 4 (b/2) + b%2, where weights have theirs; and those scales as they came.
   const u32 gate = base + RING, x_there = gate + 8, scales_there = gate + 16, x_data = gate + 128;
-  const u32 part = (SPREAD ? 64 : 256) * m * room, factors = x_data + (SPREAD ? 3 * part + 128 : part);
+  const u32 region = (SPREAD ? 64 : 256) * m * room, factors = x_data + (SPREAD ? 3 * region + 128 : region);
   const u32 token_scales = factors + 16 * FACTORS * room, received = token_scales + FACTORS * room;
   const int chunk0 = chunk_of(rank * sliced), x_length = chunk_of((rank + 1) * sliced) - chunk0;  // the CTA's slice
   const u32 scale_bytes = x_length * FACTORS;
@@ -244,21 +244,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       bulk_copy(token_scales, scales, scale_bytes, scales_there);
       arrive_expecting(x_there, SPREAD ? 2 * bytes : bytes);
       bulk_copy(x_data, codes, bytes, x_there);
-      if (SPREAD) bulk_copy(x_data + 2 * part, second, bytes, x_there);
+      if (SPREAD) bulk_copy(x_data + 2 * region, second, bytes, x_there);
     }
     __syncwarp();
   } else {
-    if (SPREAD) clear_run(x_data + part, part);
+    if (SPREAD) clear_run(x_data + region, region);
     clear_run(factors, 16 * scale_bytes);
   }
   const int group = __shfl_sync(~0u, tid >> 7, 0), warp = __shfl_sync(~0u, tid >> 5, 0) & 3;  // uniform, for wgmma
   const int first_quad = first_quad_of(group), slice = slice_of(group), parts = sliced << rank_bits;
-  const int chunk = chunk_of(slice), length = length_of(slice), quads = (units + 3) >> 2, slot = (warp - group) & 3;
+  const int chunk = chunk_of(slice), length = length_of(slice);
+  const int quads = (units + 3) >> 2, of_quad = (warp - group) & 3;  // this warp's unit of each
   // Descriptors of wgmma: low word address and stride between the two blocks, high word stride between 8 columns,
   // all in 16 bytes. SPREAD 0: a row of zeros follows each token's; the second block is taken from one row earlier.
   // SPREAD 1: first blocks, as many zeros, second blocks: both strides are the same.
-  const u32 x_low = ((x_data & 0x3FFFFu) >> 4) | (SPREAD ? part >> 4 : 2 * m - 1) << 16;
-  const u32 x_high = SPREAD ? part >> 4 : 8, x_next = SPREAD ? m : 4 * m, f_low = (factors & 0x3FFFFu) >> 4, f_high = 8;
+  const u32 x_low = ((x_data & 0x3FFFFu) >> 4) | (SPREAD ? region >> 4 : 2 * m - 1) << 16;
+  const u32 x_high = SPREAD ? region >> 4 : 8, x_next = SPREAD ? m : 4 * m;
+  const u32 f_low = (factors & 0x3FFFFu) >> 4, f_high = 8;
   const int ranks = 1 << rank_bits, mine = (quads - rank + ranks - 1) >> rank_bits;  // quads that meet here
   const bool shares = ranks > 1;
   if (shares && tid == 0) {
@@ -349,9 +351,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // Barriers and shared memory of the whole cluster must exist before anything is sent.
     if (unmet) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     unmet = false;
-    const u32 held = slot * 32 + part_place(row, t);
+    const u32 held = of_quad * 32 + part_place(row, t);
     const u32 place = received + ((quad >> rank_bits) * parts + slice) * PART + held * (PART / 128);
-    if (4 * quad + slot < units) deliver(total, place, quad & (ranks - 1), gate, shares);
+    if (4 * quad + of_quad < units) deliver(total, place, quad & (ranks - 1), gate, shares);
 #pragma unroll
     for (int i = 0; i < SUMS; i++) total[i] = 0.0f;
     turn = length;
@@ -367,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_for(gate, 0);
   else
     __syncthreads();
-  // 256 threads write a quad: a warp's two SPREAD 1: 4 tokens, 0: 2 tokens of a unit's 16 rows, whole sectors.
+  // 256 threads write a quad; a warp takes 16 rows of Y^T, a unit's, and 4 tokens (SPREAD 0: 2): whole sectors.
   constexpr int AT_ONCE = THREADS / 256;
   if (tid >= 256 * AT_ONCE) return;
   const int column = tid & 15, pair = tid >> 4 & 3, its_first = tid >> 8;

@@ -127,7 +127,8 @@ def shared_bytes(most: int, kernel: Kernel, ranks: int, units: int, sliced: int,
     """Dynamic shared memory of a CTA: rings, barriers, activations of its slice of K, and received sums."""
     groups, stages = kernel[:2]
     room = _room(ranks, sliced, chunks)
-    x = (192 * m + 17 * 64) * room + 128 if most == 8 else (256 * m + 17 * 32) * room
+    factors = 64 if most == 8 else 32  # of a row and 128 columns; each a row of 16 bytes, and a byte as it came
+    x = (192 * m + 17 * factors) * room + 128 if most == 8 else (256 * m + 17 * factors) * room
     received = -(-units // (4 * ranks)) * ranks * sliced * (2048 if most == 8 else 1024)
     return groups * 4 * stages * WARP_CHUNK + 128 + x + received
 
