@@ -1,9 +1,10 @@
 // Y = alpha * X W^T for 1 to 8 tokens on the CUDA cores, weights straight from the checkpoint's rows.
 //
-// What binds it: at one token, memory and nothing else, so the design is a stream. A warp owns ROWS rows; a lane reads
-// 16 bytes of each (two blocks of 16 codes) per chunk of 1024 along K and keeps DEPTH chunks of all its rows in
-// flight, from before griddepcontrol.wait on: weights do not depend on the kernel before this one. With more tokens
-// the issue slots bind, then L1 for the activations, which is why several rows share each activation that is read.
+// What binds it: at one token, memory, so the design is a stream. A warp owns ROWS rows; a lane reads 16 bytes of each
+// (two blocks of 16 codes) per chunk of 1024 along K and keeps DEPTH chunks of all its rows in flight, from before
+// griddepcontrol.wait on: weights do not depend on the kernel before this one. Next come the two pipes that decoding and
+// dp4a keep busy for a third of the time: a warp asks for its next chunk after the products of this one. With more
+// tokens they bind, then L1 for the activations, which is why several rows share each activation that is read.
 //
 // The paper's three choices (arXiv 2606.13233, appendix) and how each is switched off for the ablation:
 //   C1  a weight tile is read once for all tokens       TOKENS=1 and one grid.y layer a token reads it for each
@@ -14,13 +15,14 @@
 //   1  int8: 2*e2m1 is an integer, a block is four dp4a, exact; then one float32 FMA with each scale. An int that
 //      starts at MAGIC_BITS reads as a float without conversion. One token: signs split into two lookups and two sums
 //      (fewest ALU operations). More: bytes 16 + w, unsigned, with -16 * sum(x) in the sum's start, so that decoding
-//      is paid once and each token costs four dp4a (OFFSET=0/1 overrides).
+//      is paid once and each token costs four dp4a (OFFSET=0/1 overrides). Lookups and shifts share a pipe that
+//      issues every other clock, dp4a and multiplications another one: some shifts are dp2a's, to load both alike.
 //   2  half2: products of codes are exact in fp16, as is a block's sum (at most 8 of them a half).
 //   3  W4A16, bf16 X; 4  W4A16, fp16 X: weights to float32, FMA in float32.
 // What was traded: rows whose K is not divisible by 32 are 8-byte aligned, and take a build of VEC=1 with half as wide
 // loads; N's tail recomputes the last rows instead of masking them (the same values are written twice).
 //
-// Weights read best in one full wave of CTAs, so rows come in 3, 5, 6 and 7 as well: of 17408x5120 an H200 has 33 warps a
+// Weights read best in one full wave of CTAs, so rows come in 2 to 6: of 17408x5120 an H200 has 33 warps a
 // multiprocessor with 4 rows each, one more than fit, and 27 with 5, which do. The next launch may start once this
 // one's first loads are under way (`late` 0) or when a warp of each CTA is through (1: it takes less memory from it then).
 //
@@ -43,11 +45,14 @@
 #ifndef STAGE
 #define STAGE 0
 #endif
+#define ROWS_FIRST (ARITH == 1 && TOKENS == 2 && !STAGE)
 static constexpr int WARPS = 8;  // at most, a CTA
 
 #if ARITH == 1
 static constexpr int WORDS = OFFSET ? 4 : 8;  // of 4 bytes that a decoded block takes
 static constexpr float UNDO = 0.25f;          // 2x times 2w
+// Of a block's four shifts, how many go to the pipe of dp4a: with three, one token's 22 instructions halve exactly.
+static constexpr int MOVED = TOKENS == 1 ? 3 : TOKENS <= 3 ? 4 : 2;
 #elif ARITH == 2
 static constexpr int WORDS = 8;
 static constexpr float UNDO = E2M1_UNSTEP;
@@ -63,11 +68,12 @@ DEVICE void decode(u32 first, u32 second, u32 (&w)[WORDS], u32 low) {
   for (int i = 0; i < 2; i++) {
 #if ARITH == 1
     u32 a[2], b[2];
+    const int moved = (MOVED + i) / 2;
     if (OFFSET) {
-      e2m1x8_to_offset(q[i], a, low);
+      e2m1x8_to_offset(q[i], a, low, moved);
       w[2 * i] = a[0], w[2 * i + 1] = a[1];
     } else {
-      e2m1x8_split(q[i], a, b, low);
+      e2m1x8_split(q[i], a, b, low, moved);
       w[2 * i] = a[0], w[2 * i + 1] = a[1];
       w[WORDS / 2 + 2 * i] = b[0], w[WORDS / 2 + 2 * i + 1] = b[1];
     }
@@ -191,6 +197,61 @@ DEVICE float multiply(const u32 (&w)[WORDS], float scale, const Block& t, float 
 #endif
 }
 
+// Adds a lane's part of a chunk to the sums: all rows' blocks with each token's block in turn, or, where two tokens'
+// activations of the whole chunk fit into registers, row after row, so that the last rows' weights may come later.
+template <int ROWS, int CHAINS>
+DEVICE void multiply_chunk(const Unit<VEC> (&u)[ROWS], float (&acc)[CHAINS][ROWS * TOKENS], const u8* x, const u8* x_scale,
+                           u32 k, u32 low, u32* staged) {
+  float s[ROWS][VEC];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    const float2 f = e4m3x2_to_float2(u[r].scale);
+    s[r][0] = f.x;
+    s[r][VEC - 1] = VEC == 2 ? f.y : f.x;
+  }
+#if ROWS_FIRST
+  Block block[VEC][TOKENS];
+#pragma unroll
+  for (int b = 0; b < VEC; b++)
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) load(block[b][t], x, x_scale, b, t, k);
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int b = 0; b < VEC; b++) {
+      u32 w[WORDS];
+      decode(u[r].q[2 * b], u[r].q[2 * b + 1], w, low);
+#pragma unroll
+      for (int t = 0; t < TOKENS; t++) {
+        float& sum = acc[b % CHAINS][r * TOKENS + t];
+        sum = multiply(w, s[r][b], block[b][t], sum);
+      }
+    }
+#else
+#pragma unroll
+  for (int b = 0; b < VEC; b++) {
+    u32 w[ROWS][WORDS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      decode(u[r].q[2 * b], u[r].q[2 * b + 1], w[r], low);
+#if STAGE
+      through_shared(w[r], staged);
+#endif
+    }
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+      Block block;
+      load(block, x, x_scale, b, t, k);
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        float& sum = acc[b % CHAINS][r * TOKENS + t];
+        sum = multiply(w[r], s[r][b], block, sum);
+      }
+    }
+  }
+#endif
+}
+
 // Sums over the warp of V values a lane, V a power of two: lane l ends up with the sum of value `reduced_index(l)`.
 template <int V> DEVICE float reduce(float (&v)[V], int lane) {
 #pragma unroll
@@ -234,7 +295,10 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
   constexpr int V = power_of_two(ROWS * TOKENS);
   __shared__ float partial[WARPS][V];
 #if STAGE
-  __shared__ uint4 staged[WARPS][WORDS / 4 * 32];
+  __shared__ uint4 slots[WARPS][WORDS / 4 * 32];
+  u32* const staged = (u32*)slots[threadIdx.x >> 5] + (threadIdx.x & 31) * 4;
+#else
+  u32* const staged = nullptr;
 #endif
   const int lane = threadIdx.x & 31;
   const Cut cut(threadIdx.x >> 5, split_bits, rank_bits);
@@ -279,34 +343,7 @@ DEVICE void gemv(const u8* weight, const u8* scale, const u8* x, const u8* x_sca
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
       if (base + d < count) {
-        float s[ROWS][VEC];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-          const float2 f = e4m3x2_to_float2(u[d][r].scale);
-          s[r][0] = f.x;
-          s[r][VEC - 1] = VEC == 2 ? f.y : f.x;
-        }
-#pragma unroll
-        for (int b = 0; b < VEC; b++) {
-          u32 w[ROWS][WORDS];
-#pragma unroll
-          for (int r = 0; r < ROWS; r++) {
-            decode(u[d][r].q[2 * b], u[d][r].q[2 * b + 1], w[r], low);
-#if STAGE
-            through_shared(w[r], (u32*)staged[threadIdx.x >> 5] + lane * 4);
-#endif
-          }
-#pragma unroll
-          for (int t = 0; t < TOKENS; t++) {
-            Block block;
-            load(block, xp, xsp, b, t, k);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
-              float& sum = acc[b % CHAINS][r * TOKENS + t];
-              sum = multiply(w[r], s[r][b], block, sum);
-            }
-          }
-        }
+        multiply_chunk<ROWS, CHAINS>(u[d], acc, xp, xsp, k, low, staged);
         if (base + d + DEPTH < count)
 #pragma unroll
           for (int r = 0; r < ROWS; r++) load(u[d][r], wp + (u64)r * row_bytes, sp + r * row_scales);

@@ -366,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   const float scale = alpha * UNSCALE;
   if (shares)
-    wait_for(gate, 0);
+    wait_for_cluster(gate, 0);
   else
     __syncthreads();
   // 256 threads write a quad; a warp takes 16 rows of Y^T, a unit's, and 4 tokens (SPREAD 0: 2): whole sectors.

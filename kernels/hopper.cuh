@@ -42,6 +42,11 @@ DEVICE void wait_for(u32 at, u32 parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra AGAIN;\n}"
                ::"r"(at), "r"(parity) : "memory");
 }
+// As wait_for, and what other CTAs of the cluster sent is seen as well.
+DEVICE void wait_for_cluster(u32 at, u32 parity) {
+  asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+               "@!p bra AGAIN;\n}" ::"r"(at), "r"(parity) : "memory");
+}
 DEVICE void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");

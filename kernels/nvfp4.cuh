@@ -268,23 +268,30 @@ DEVICE u32 e4m3x2_to_bf162_up(u32 v) {
   return prmt(__float_as_uint(f.x * 0x1p112f), __float_as_uint(f.y * 0x1p112f), 0x7632);
 }
 
+// v >> 16 by a dot product of its halves with 0 and 1: the pipe of dp4a does it, where shifts share one with PRMT and LOP3.
+DEVICE u32 upper_half(u32 v) {
+  u32 r;
+  asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(v), "r"(0x0100), "r"(0));
+  return r;
+}
 // PRMT is a table of eight bytes; a selector nibble with bit 3 set gives eight copies of the byte's sign bit instead,
 // that is zero for these tables. So one lookup of the codes as they stand yields 2*|e2m1| where the code is positive
 // and 0 elsewhere, and one of the codes with their signs flipped the negative ones.
 static constexpr u32 TWICE_LOW = 0x03020100u, TWICE_HIGH = 0x0C080604u;
 // PRMT takes one immediate, so one half of the table wants a register; a caller in whose loop the compiler reloads it
-// for each lookup passes a `low` that is TWICE_LOW in a way the compiler cannot see.
-DEVICE void e2m1x8_split(u32 q, u32 (&positive)[2], u32 (&negative)[2], u32 low = TWICE_LOW) {
+// for each lookup passes a `low` that is TWICE_LOW in a way the compiler cannot see. `moved` of the two shifts, 0 to 2,
+// go to the pipe of dp4a.
+DEVICE void e2m1x8_split(u32 q, u32 (&positive)[2], u32 (&negative)[2], u32 low = TWICE_LOW, int moved = 0) {
   u32 flipped = q ^ 0x88888888u;
   positive[0] = prmt(low, TWICE_HIGH, q);
-  positive[1] = prmt(low, TWICE_HIGH, q >> 16);
+  positive[1] = prmt(low, TWICE_HIGH, moved > 0 ? upper_half(q) : q >> 16);
   negative[0] = prmt(low, TWICE_HIGH, flipped);
-  negative[1] = prmt(low, TWICE_HIGH, flipped >> 16);
+  negative[1] = prmt(low, TWICE_HIGH, moved > 1 ? upper_half(flipped) : flipped >> 16);
 }
 // Bytes 16 + 2*e2m1, in [4, 28], natural order: no byte borrows from its neighbour.
-DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2], u32 low = TWICE_LOW) {
+DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2], u32 low = TWICE_LOW, int moved = 0) {
   u32 positive[2], negative[2];
-  e2m1x8_split(q, positive, negative, low);
+  e2m1x8_split(q, positive, negative, low, moved);
   bytes[0] = 0x10101010u + positive[0] - negative[0];
   bytes[1] = 0x10101010u + positive[1] - negative[1];
 }

@@ -469,7 +469,7 @@ wide(const u8* __restrict__ weights, const u8* x, u16* y, float* parts, u32* fla
     send16(to, v, address_in(gate, cta_of));
     if (++owner == ranks) owner = 0, place++;
   }
-  wait_for(gate, 0);
+  wait_for_cluster(gate, 0);
   for (u32 i = group; rank + ranks * i < UNITS; i += 4 * GROUPS) {
     u32 tile[4], token[4];
     float v[4][4];

@@ -34,13 +34,13 @@ def kernels(arithmetic: int, tokens: int, vec: int) -> tuple[Kernel, ...]:
     if arithmetic == _INT8 and vec == 2:
         if tokens == 1:
             return (
-                (4, 1, 1, 3, 64), (3, 1, 1, 3, 56), (5, 1, 1, 2, 72), (6, 1, 1, 2, 80), (7, 1, 1, 2, 80),
+                (2, 1, 1, 4, 48), (3, 1, 1, 3, 56), (4, 1, 1, 3, 64), (5, 1, 1, 2, 72), (6, 1, 1, 2, 80),
                 (4, 2, 1, 3, 80), (2, 2, 1, 4, 64), (2, 4, 1, 3, 80), (1, 4, 2, 3, 0), (1, 1, 1, 4, 0),
             )  # fmt: skip
         if tokens == 2:
             return (
-                (4, 1, 1, 2, 88), (3, 1, 1, 2, 72), (5, 1, 1, 2, 104), (4, 2, 1, 2, 0), (2, 4, 1, 2, 0),
-                (2, 2, 1, 3, 72), (1, 4, 2, 0, 0), (1, 1, 1, 0, 0),
+                (2, 1, 1, 3, 56), (3, 1, 1, 2, 72), (4, 1, 1, 2, 88), (5, 1, 1, 2, 104), (4, 2, 1, 2, 0),
+                (2, 4, 1, 2, 0), (2, 2, 1, 3, 72), (1, 4, 2, 0, 0), (1, 1, 1, 0, 0),
             )  # fmt: skip
         if tokens <= 4:
             fits = 2 if tokens == 3 else 1
@@ -121,21 +121,24 @@ class Gemv(Family):
     def _cost(
         config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, waves: bool
     ) -> tuple[float, ...]:
-        """As an H200 showed. Where ``waves`` count (int8, one or two tokens): warps for one nearly full wave, which cut
-        K no finer than that needs. Else: some 16 warps a multiprocessor, each warp's first loads covering much of its
-        part of K, and rows that share what is read of X."""
+        """As an H200 showed of products that overlap. Where ``waves`` count (int8, one or two tokens): warps that fill
+        one wave of the machine, some 25 a multiprocessor at least, cut K and look ahead no more than that needs. Else:
+        some 16 warps a multiprocessor, each warp's first loads covering much of its part of K, and rows that share what
+        is read of X."""
         rows, depth, _, ctas, registers = kernel
-        parts = config["split"] * config["ranks"]
+        parts, warps = config["split"] * config["ranks"], config["warps"]
         load = -(-n // rows) * parts / mps
         if waves:
             room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
-            idle = max(0.0, min(25, room) / load - 1)
-            unfilled = math.ceil(load / room) * room / load - 1 if load > room else 0.0
-            cost = 0.5 * idle + 0.05 * unfilled + 0.01 * (parts + depth - 1) + 0.05 * m / rows
+            held = max(1, room // warps) * warps
+            over = load > held
+            unfilled = math.ceil(load / held) * held / load - 1 if over else 0.0
+            cost = max(0.0, 1 - load / held) + 0.5 * unfilled + 0.1 * over + 0.25 * max(0.0, 25 / load - 1)
+            cost += 0.06 * (parts - 1) + 0.2 * (depth - 1) + 0.025 * abs(warps - 4)
         else:
             passes = max(1.0, k / (512 * config.get("vec", 2 if k % 32 == 0 else 1) * parts * depth))
             cost = max(0.0, 16 / load - 1) + 0.02 * passes + 0.05 * parts + 0.1 * m / rows
-        return (cost, -depth * rows, abs(config["warps"] - 4))
+        return (cost, -depth * rows, abs(warps - 4))
 
     def ablations(self, m: int, n: int, k: int, multiprocessors: int) -> dict[str, dict[str, Any]]:
         """W4A4 configurations by what is switched off: "C1", "C2", "C3"; all else as in the default ("all on")."""
