@@ -45,13 +45,14 @@
 #ifndef STAGE
 #define STAGE 0
 #endif
-#define ROWS_FIRST (ARITH == 1 && TOKENS == 2 && !STAGE)
+#define ROWS_FIRST (ARITH == 1 && TOKENS == 2 && !STAGE)  // see multiply_chunk
 static constexpr int WARPS = 8;  // at most, a CTA
 
 #if ARITH == 1
 static constexpr int WORDS = OFFSET ? 4 : 8;  // of 4 bytes that a decoded block takes
 static constexpr float UNDO = 0.25f;          // 2x times 2w
-// Of a block's four shifts, how many go to the pipe of dp4a: with three, one token's 22 instructions halve exactly.
+// Of a block's four shifts, how many go to the pipe of dp4a. With three, the 22 instructions of one token's decoding and
+// dp4a halve exactly; the others as measured.
 static constexpr int MOVED = TOKENS == 1 ? 3 : TOKENS <= 3 ? 4 : 2;
 #elif ARITH == 2
 static constexpr int WORDS = 8;
@@ -209,7 +210,9 @@ DEVICE void multiply_chunk(const Unit<VEC> (&u)[ROWS], float (&acc)[CHAINS][ROWS
     s[r][0] = f.x;
     s[r][VEC - 1] = VEC == 2 ? f.y : f.x;
   }
-#if ROWS_FIRST
+#if ROWS_FIRST && STAGE
+#error "through shared memory blocks come first"
+#elif ROWS_FIRST
   Block block[VEC][TOKENS];
 #pragma unroll
   for (int b = 0; b < VEC; b++)

@@ -42,7 +42,8 @@ DEVICE void wait_for(u32 at, u32 parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra AGAIN;\n}"
                ::"r"(at), "r"(parity) : "memory");
 }
-// As wait_for, and what other CTAs of the cluster sent is seen as well.
+// As wait_for, acquiring at cluster scope: what other CTAs stored here (send8, send16) is seen. That invalidates L1, so
+// rings, which bulk copies fill, are waited for without.
 DEVICE void wait_for_cluster(u32 at, u32 parity) {
   asm volatile("{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
                "@!p bra AGAIN;\n}" ::"r"(at), "r"(parity) : "memory");

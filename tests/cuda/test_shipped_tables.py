@@ -35,3 +35,17 @@ def test_each_choice_is_one_that_this_version_runs(path):
             assert family.supports(arch, key.m, key.n, key.k, getattr(torch, key.dtype), key.activations)[0]
     for shape in PAPER:
         assert {key.m for key in table.entries if (key.n, key.k) == (shape.n, shape.k)} >= {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_the_cost_model_mostly_agrees_with_what_an_h200_measured(m):
+    """Rows, chunks in flight and the cut of K, of the configurations in the shipped table."""
+    gemv = next(f for f in families() if f.name == "gemv")
+    cut = ("rows", "depth", "split", "ranks")
+    agrees = []
+    for key, entry in load_table(module.shipped_path("NVIDIA H200")).entries.items():
+        if key.m == m and key.activations == "w4a4":
+            tuned = next(choice.config for choice in entry.choices if choice.family == "gemv")
+            guess = gemv.configs(m, key.n, key.k, 132, "w4a4")[0]
+            agrees.append(all(tuned[name] == guess[name] for name in cut))
+    assert len(agrees) >= 15 and sum(agrees) >= 0.7 * len(agrees), (sum(agrees), len(agrees))

@@ -30,7 +30,7 @@ _WARP_REGISTERS = 65536 // 32
 
 
 def kernels(arithmetic: int, tokens: int, vec: int) -> tuple[Kernel, ...]:
-    """The kernels of one compilation, best guess first, one of them of 2 rows: none spills on any architecture."""
+    """The kernels of one compilation, one of them of 2 rows: none spills on any architecture."""
     if arithmetic == _INT8 and vec == 2:
         if tokens == 1:
             return (
@@ -122,14 +122,14 @@ class Gemv(Family):
         config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, waves: bool
     ) -> tuple[float, ...]:
         """As an H200 showed of products that overlap. Where ``waves`` count (int8, one or two tokens): warps that fill
-        one wave of the machine, some 25 a multiprocessor at least, cut K and look ahead no more than that needs. Else:
-        some 16 warps a multiprocessor, each warp's first loads covering much of its part of K, and rows that share what
-        is read of X."""
+        the machine in one wave, or whole waves, some 25 a multiprocessor at least; then whole rows of K, one chunk in
+        flight, four warps a CTA. Else: some 16 warps a multiprocessor, each warp's first loads covering much of its
+        part of K, and rows that share what is read of X."""
         rows, depth, _, ctas, registers = kernel
         parts, warps = config["split"] * config["ranks"], config["warps"]
         load = -(-n // rows) * parts / mps
         if waves:
-            room = _WARP_REGISTERS // registers if registers else 8 * (ctas or 2)
+            room = _WARP_REGISTERS // registers // 4 * 4 if registers else 8 * (ctas or 2)  # four register files
             held = max(1, room // warps) * warps
             over = load > held
             unfilled = math.ceil(load / held) * held / load - 1 if over else 0.0
