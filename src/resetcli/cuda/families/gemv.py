@@ -26,7 +26,8 @@ _C2_OFF = (1, 1, 1)
 Kernel = tuple[int, int, int, int, int]
 """Rows a warp, chunks in flight, accumulator chains, CTAs of 8 warps that a multiprocessor shall hold (0: as it comes),
 and what counts on Hopper instead, where not 0: registers a thread."""
-_WARP_REGISTERS = 65536 // 32
+_FILE_REGISTERS = 65536 // 4 // 32
+"""A lane's, of each of a multiprocessor's four register files."""
 
 
 def kernels(arithmetic: int, tokens: int, vec: int) -> tuple[Kernel, ...]:
@@ -129,7 +130,7 @@ class Gemv(Family):
         parts, warps = config["split"] * config["ranks"], config["warps"]
         load = -(-n // rows) * parts / mps
         if waves:
-            room = _WARP_REGISTERS // registers // 4 * 4 if registers else 8 * (ctas or 2)  # four register files
+            room = 4 * (_FILE_REGISTERS // registers) if registers else 8 * (ctas or 2)
             held = max(1, room // warps) * warps
             over = load > held
             unfilled = math.ceil(load / held) * held / load - 1 if over else 0.0
