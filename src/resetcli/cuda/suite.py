@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from resetcli.base.reporting import Reporter
 from resetcli.cuda.availability import kernels_available
 from resetcli.cuda.backends import backends
 from resetcli.cuda.bench import bench_device, run_bench
+from resetcli.cuda.kernel_backends import KernelBackend
 from resetcli.cuda.kernel_table import KernelTable
 from resetcli.cuda.machine import commit, describe_machine
 from resetcli.cuda.shapes import PRESETS, Shape
@@ -104,7 +105,7 @@ def run_suite(
     """
     parts = parts or Parts()
     where = bench_device(device)
-    backends(names, where.type)  # a wrong name is said before anything is compiled or tuned
+    chosen = backends(names, where.type)  # a wrong name is said before anything is compiled or tuned
     if asked := parts.need_kernels():
         there, why = kernels_available(where) if where.type == "cuda" else (False, f"the device is {where}")
         if not there:
@@ -135,7 +136,10 @@ def run_suite(
     layers = [shape for preset in parts.layers for shape in PRESETS[preset]]
     if kernels:
         with part("compile"):
-            _compile(where, ms, [*shapes, *layers], reporter)
+            modes = {"w4a4", *(backend.mode for backend in chosen if isinstance(backend, KernelBackend))}
+            if parts.tune:
+                modes |= set(parts.activations)
+            _compile(where, ms, [*shapes, *layers], modes, reporter)
     if parts.tune:
         with part("tune"):
             # What dispatch chooses for --layers shall be measured too.
@@ -176,13 +180,15 @@ def run_suite(
     return found
 
 
-def _compile(where: torch.device, ms: Sequence[int], shapes: Sequence[Shape], reporter: Reporter) -> None:
+def _compile(
+    where: torch.device, ms: Sequence[int], shapes: Sequence[Shape], modes: Collection[str], reporter: Reporter
+) -> None:
     from resetcli.cuda.dispatch import target
     from resetcli.cuda.launch import device_index
     from resetcli.cuda.precompile import needed, precompile
 
     arch = target(device_index(where)).arch
-    precompile(needed(arch, ms, [shape.k for shape in shapes]), arch, reporter=reporter)
+    precompile(needed(arch, ms, [shape.k for shape in shapes], modes), arch, reporter=reporter)
 
 
 def _tune(

@@ -27,8 +27,8 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     Returns:
         {"by_m": [{"backend", "m", "shapes", "us", "alone_us", "of_read", "of_pdl_read" (pdl_read_us / us), "speedup"
         (over BF16), "slower_than_bf16" (shapes), "over" {peer: {"speedup", "shapes"}}}], "m8_over_m1": {backend:
-        us(8)/us(1)}, "m8_over_m1_alone", "best_of_read": {m: mean of the best family of each shape}}. A backend that
-        has rows of wrong results is left out.
+        us(8)/us(1)}, "m8_over_m1_alone", "best_of_read": {m: mean of the best family of each shape, W4A4}}. A
+        backend that has rows of wrong results is left out.
     """
     wrong = {row["backend"] for row in rows if not row["correct"]}
     rows = [row for row in rows if row["backend"] not in wrong]
@@ -98,7 +98,7 @@ def _growth(table: dict[tuple[str, int], dict[tuple[int, int], Row]], names: Seq
 def _best(rows: Sequence[Row], m: int) -> float | None:
     best: dict[tuple[int, int], float] = {}
     for row in rows:
-        if row["m"] == m and "alone_us" in row and row["of_read"] is not None:
+        if row["m"] == m and "alone_us" in row and row["of_read"] is not None and row.get("activations") != "w4a16":
             key = row["n"], row["k"]
             best[key] = max(best.get(key, 0.0), row["of_read"])
     return geometric_mean(best.values())
