@@ -33,7 +33,9 @@ template <bool BF16> DEVICE void emit_block(u32 low, u32 high, u32 scale, u8* ou
   }
 }
 
-template <bool BF16> DEVICE u32 pair(u32 two) { return BF16 ? e4m3x2_to_bf162_up(two) : e4m3x2_to_half2(two); }
+template <bool BF16> DEVICE u32 pair(u32 two) {
+  return BF16 ? e4m3x2_to_bf162_up(two & 0x7F7Fu) : e4m3x2_to_half2(two);
+}
 
 template <bool BF16> DEVICE void dequantize(const u8* weight, const u8* scale, u8* out, int n, int k) {
   let_next_launch();

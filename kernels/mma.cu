@@ -109,7 +109,7 @@ DEVICE void product(const u8* weight, const u8* scale, const u8* x, u16* y, floa
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
           for (int h = 0; h < 2; h++)
-            s[r][h] = BF16 ? e4m3x2_to_bf162_up(u[d][r][h].scale) : e4m3x2_to_half2(u[d][r][h].scale);
+            s[r][h] = BF16 ? e4m3x2_to_bf162_up(u[d][r][h].scale & 0x7F7Fu) : e4m3x2_to_half2(u[d][r][h].scale);
 #pragma unroll
         for (int j = 0; j < PIECES; j++) {
 #pragma unroll

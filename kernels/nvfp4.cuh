@@ -262,10 +262,11 @@ DEVICE void e2m1x8_to_bf162(u32 q, u32 (&h)[4]) {
   h[2] = ((q << 4) & 0x80008000u) | ((q >> 2) & 0x01C001C0u);
   h[3] = (q & 0x80008000u) | ((q >> 6) & 0x01C001C0u);
 }
-// What brings those to value * scale * 2^-14: two E4M3 scales as bf16, times 2^112.
-DEVICE u32 e4m3x2_to_bf162_up(u32 v) {
-  float2 f = e4m3x2_to_float2(v);
-  return prmt(__float_as_uint(f.x * 0x1p112f), __float_as_uint(f.y * 0x1p112f), 0x7632);
+// What brings those to value * scale * 2^-14: two E4M3 scales, of v's lower or UPPER half, as bf16, times 2^112; their signs
+// must be clear. In a bf16's lower bits they are scale * 2^-120, subnormals too; no bf16 is as large as what is missing.
+template <bool UPPER = false> DEVICE u32 e4m3x2_to_bf162_up(u32 v) {
+  const u32 wide = prmt(v, 0, UPPER ? 0x4342 : 0x4140) << 4;
+  return mul_bf162(mul_bf162(wide, 0x7F007F00u), 0x74007400u);  // 2^127, 2^105
 }
 
 // v >> 16 by a dot product of its halves with 0 and 1: the pipe of dp4a does it, where shifts share one with PRMT and LOP3.
@@ -299,6 +300,16 @@ DEVICE void e2m1x8_to_offset(u32 q, u32 (&bytes)[2], u32 low = TWICE_LOW, int mo
 // four codes have their bits in place, the other four's are in what is left of each byte.
 DEVICE u32 first_four(u32 q) { return q & 0x9C9C9C9Cu; }
 DEVICE u32 second_four(u32 q) { return (__funnelshift_r(q, q, 2) & 0x98989898u) | ((q << 2) & 0x04040404u); }
+// And as bf16, each times 2^-126: of those four bytes the first and third, and the second and fourth. Two shifts to the left
+// of bits that do not meet are one multiplication (in the second four they meet below the sign, where nothing is kept).
+DEVICE void first_four_bf16(u32 q, u32& even, u32& odd) {
+  even = (q & 0x009C009Cu) * 0x110u & 0x81C081C0u;
+  odd = (q & 0x80008000u) | ((q >> 4) & 0x01C001C0u);
+}
+DEVICE void second_four_bf16(u32 q, u32& even, u32& odd) {
+  even = (q & 0x02610261u) * 0x44u & 0x81C081C0u;
+  odd = (__funnelshift_r(q, q, 2) & 0x80408040u) | ((q >> 6) & 0x01800180u);
+}
 
 // ------------------------------------------------------------------------------------------------- arithmetic
 DEVICE int dp4a(u32 a, u32 b, int c) {  // signed bytes

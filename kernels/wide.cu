@@ -77,16 +77,17 @@ template <int PENDING> DEVICE void finish(u32 (&a)[STEP][4]) {
 DEVICE void decode(int block, u32 upper, u32 lower, u32 upper_scale, u32 lower_scale, u32 (&a)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    const u32 q = half ? lower : upper, bytes = block ? second_four(q) : first_four(q);
-    const u32 scale = half ? lower_scale : upper_scale;
+    const u32 q = half ? lower : upper, scale = half ? lower_scale : upper_scale;
     u32 first, second;
 #if X_BF16
-    first = ((bytes << 8) & 0x80008000u) | ((bytes << 4) & 0x01C001C0u);  // columns 0 and 2 of the four
-    second = (bytes & 0x80008000u) | ((bytes >> 4) & 0x01C001C0u);        // 1 and 3
+    if (block)
+      second_four_bf16(q, first, second);
+    else
+      first_four_bf16(q, first, second);
     a[half] = mul_bf162(first, scale);
     a[2 + half] = mul_bf162(second, scale);
 #else
-    e4m3x4_to_half2(bytes, first, second);
+    e4m3x4_to_half2(block ? second_four(q) : first_four(q), first, second);
     a[half] = mul_half2(first, scale);
     a[2 + half] = mul_half2(second, scale);
 #endif
@@ -95,7 +96,7 @@ DEVICE void decode(int block, u32 upper, u32 lower, u32 upper_scale, u32 lower_s
 // Scales E4M3 [row half][block] as pairs of the 16-bit type, one a row half.
 DEVICE void scale_pairs(u32 scales, u32& upper, u32& lower) {
 #if X_BF16
-  upper = e4m3x2_to_bf162_up(scales), lower = e4m3x2_to_bf162_up(scales >> 16);
+  upper = e4m3x2_to_bf162_up(scales), lower = e4m3x2_to_bf162_up<true>(scales);
 #else
   e4m3x4_to_half2(scales, upper, lower);
 #endif

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from resetcli.base.errors import ResetError, UsageError
 from resetcli.cuda import activations, ops
-from resetcli.cuda.ops import KernelWeight, check_weight, first_nan, layout_names, nvfp4_quantize, prepare_weight
+from resetcli.cuda.ops import KernelWeight, check_weight, first_bad, layout_names, nvfp4_quantize, prepare_weight
 from resetcli.nvfp4 import codec
 
 N, K = 24, 64
@@ -108,16 +108,18 @@ def test_what_a_weight_must_be():
             prepare_weight(a, b, 1.0, 1.0)
 
 
-def test_nan_scales_are_found_wherever_they_are():
-    assert first_nan(torch.rand(33, 7).to(torch.float8_e4m3fn)) is None
-    every = torch.arange(256, dtype=torch.uint8).view(16, 16).view(torch.float8_e4m3fn)
-    places = [(row, column) for row, column in every.float().isnan().nonzero().tolist()]
-    assert first_nan(every) == places[0]
+def test_bad_scales_are_found_wherever_they_are():
+    assert first_bad(torch.rand(33, 7).to(torch.float8_e4m3fn)) is None
+    for byte in range(256):
+        one = torch.tensor([[byte]], dtype=torch.uint8).view(torch.float8_e4m3fn)
+        value = float(one)
+        kind = "NaN" if value != value else "negative value" if value < 0 else None
+        assert first_bad(one) == (kind and (kind, 0, 0))
     for row, column in ((0, 0), (32, 6), (17, 3)):
-        for nan in (float("nan"), -float("nan")):
+        for bad, kind in ((float("nan"), "NaN"), (-float("nan"), "NaN"), (-(2.0**-9), "negative value")):
             scales = torch.rand(33, 7).to(torch.float8_e4m3fn)
-            scales[row, column] = nan
-            assert first_nan(scales) == (row, column)
+            scales[row, column] = bad
+            assert first_bad(scales) == (kind, row, column)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, 2.0]), torch.tensor(0.0)])

@@ -457,3 +457,21 @@ def test_dequantized_weights_are_exact(members, shape, dtype):
 
     case = make_case(*shape, 1, dtype, seed=12)
     assert torch.equal(dequantize(case.weight, case.scale, dtype).double(), unpack(case.weight, case.scale))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_scale_of_zero_has_no_sign(members, arch, dtype):
+    case = make_case(264, 1056, 12, dtype, seed=13)
+    some = torch.rand(case.scale.shape, device="cuda") < 0.3
+    plus, minus = (
+        torch.where(some, zero, case.scale.view(torch.uint8)).view(torch.float8_e4m3fn) for zero in (0x00, 0x80)
+    )
+    for family in members:
+        for mode in MODES:
+            for m in (1, 4, 8, 12):
+                if supported(family, arch, m, case, dtype, mode):
+                    config = family.configs(m, case.n, case.k, 132, mode)[0]
+                    a, b = (
+                        product(family, config, case, m, mode, family.prepare(case.weight, s)) for s in (plus, minus)
+                    )
+                    assert torch.equal(a, b) and bool(a.isfinite().all()), f"{family.name} {mode} M={m}"

@@ -90,8 +90,9 @@ def prepare_weight(
         raise ResetError("the weight has no input_scale, so its activations cannot be quantized; use w4a16")
     else:
         scale = _scalar("input_scale", input_scale)
-    if (place := first_nan(weight_scale)) is not None:
-        raise ResetError(f"weight_scale has a NaN at row {place[0]}, block {place[1]}; make the checkpoint again")
+    if (bad := first_bad(weight_scale)) is not None:
+        kind, row, block = bad
+        raise ResetError(f"weight_scale has a {kind} at row {row}, block {block}; make the checkpoint again")
     parts: list[torch.Tensor] = []
     names = []
     for layout in sorted(set(layouts)):
@@ -133,13 +134,14 @@ def check_weight(weight: torch.Tensor, weight_scale: torch.Tensor) -> tuple[int,
     return n, k
 
 
-def first_nan(scale: torch.Tensor) -> tuple[int, int] | None:
-    """Row and block of the first NaN of float8_e4m3fn scales [N, K/16]; None if there is none."""
-    nan = (scale.view(torch.uint8) & 0x7F) == 0x7F
-    if not bool(nan.any()):
+def first_bad(scale: torch.Tensor) -> tuple[str, int, int] | None:
+    """("NaN" or "negative value", row, block) of the first such of float8_e4m3fn scales [N, K/16]; None without any."""
+    bits = scale.view(torch.uint8)
+    bad = (bits >= 0x7F) & (bits != 0x80)  # -0 is a zero
+    if not bool(bad.any()):
         return None
-    row, block = (int(i) for i in nan.nonzero()[0])
-    return row, block
+    row, block = (int(i) for i in bad.nonzero()[0])
+    return "NaN" if int(bits[row, block]) & 0x7F == 0x7F else "negative value", row, block
 
 
 def _scalar(name: str, value: torch.Tensor | float) -> float:

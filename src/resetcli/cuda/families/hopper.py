@@ -211,7 +211,7 @@ def _pack(weight: torch.Tensor, scale: torch.Tensor, tiles: int, chunks: int) ->
     byte = ((first & 8) << 4) | ((first & 7) << 2) | ((magnitude & 6) << 4) | (magnitude & 1)
     byte |= torch.roll(sign, 1, -1) << 1
     scales = weight.new_zeros(tiles * ROWS, chunks * 8)
-    scales[:n, : k // BLOCK] = scale
+    scales[:n, : k // BLOCK] = scale & 0x7F  # -0 is 0
     # [tile, warp, half, row, chunk, k/32, block] to [tile, chunk, warp, row, k/32, half, block]
     scales = scales.view(tiles, 4, 2, 8, chunks, 4, 2).permute(0, 4, 1, 3, 5, 2, 6)
     return torch.cat([byte.reshape(tiles, chunks, 4, 1024), scales.reshape(tiles, chunks, 4, 128)], -1)
