@@ -39,7 +39,8 @@ class Counted(Family):
     """A family for M up to ``most``, whose configurations are widths; it computes nothing here."""
 
     def __init__(self, name: str, most: int, *, layout: str = "rows", cost: tuple[float, float] = (1.0, 1.0)):
-        self.name, self.most, self.layout, self.cost_model, self.form = name, most, layout, cost, "int8"
+        self.name, self.most, self.layout, self.form = name, most, layout, "int8"
+        self.costs = {"w4a4": ((1, sum(cost)), (2, cost[0] + 2 * cost[1]))}
 
     def supports(self, arch, m, n, k, dtype, activations):
         return (m <= self.most, "" if m <= self.most else f"M={m} is over {self.most}")

@@ -26,16 +26,17 @@ SCRATCH = 512 * 1024 * 1024
 _BUILD = Build("dequant.cu")
 _NAME = {torch.bfloat16: "dequantize_bf16", torch.float16: "dequantize_fp16"}
 _THREADS = 256
+_FROM_ROWS, _FROM_TILES = ((64, 15.9), (128, 16.3), (512, 22.6)), ((64, 11.0), (128, 11.4), (512, 17.4))
 
 
 class Dense(Family):
     """Unpacked weights times 16-bit X through the library; ``layout`` "rows" or "tiles"."""
 
     form = "q16"
-    cost_model = (8.0, 0.0175)  # 16 bit written and read for each 4.5 bit read; then as an H200 showed it
 
     def __init__(self, layout: str):
         self.layout = layout
+        self.costs = {"w4a4": _FROM_TILES if layout == "tiles" else _FROM_ROWS}
         self.name = "dense" if layout == "rows" else f"dense-{layout}"
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:

@@ -22,6 +22,10 @@ from resetcli.cuda.families.base import DTYPES, LATE, Family
 MAX_TOKENS = 8
 _INT8, _HALF2, _BF16, _FP16 = 1, 2, 3, 4  # the ARITH macro
 _C2_OFF = (1, 1, 1)
+_COSTS = {
+    "int8": {"w4a4": ((1, 1.45), (2, 1.55), (4, 2.15), (8, 3.2)), "w4a16": ((1, 2.0), (2, 2.6), (4, 3.8), (8, 6.7))},
+    "f16": {"w4a4": ((1, 2.0), (2, 2.25), (4, 3.05), (8, 5.6))},
+}
 
 Kernel = tuple[int, int, int, int, int]
 """Rows a warp, chunks in flight, accumulator chains, CTAs of 8 warps that a multiprocessor shall hold (0: as it comes),
@@ -62,7 +66,7 @@ class Gemv(Family):
 
     def __init__(self, name: str, form: str):
         self.name, self.form = name, form
-        self.cost_model = (0.9, 0.21) if form == "int8" else (0.95, 0.31)  # as prototypes of both ran on an H200
+        self.costs = _COSTS[form]
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if architecture_number(arch) < 80:
@@ -92,7 +96,7 @@ class Gemv(Family):
 
         def cost(config: dict[str, Any]) -> tuple[float, ...]:
             kernel = known[config["rows"], config["depth"], config["chains"]]
-            return self._cost(config, m, n, k, multiprocessors, kernel, waves)
+            return self._cost(config, m, n, k, multiprocessors, kernel, waves, activations == "w4a16")
 
         return sorted(found, key=cost)
 
@@ -120,14 +124,19 @@ class Gemv(Family):
 
     @staticmethod
     def _cost(
-        config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, waves: bool
+        config: dict[str, Any], m: int, n: int, k: int, mps: int, kernel: Kernel, waves: bool, in_16_bit: bool
     ) -> tuple[float, ...]:
         """As an H200 showed of products that overlap. Where ``waves`` count (int8, one or two tokens): warps that fill
         the machine in one wave, or whole waves, some 25 a multiprocessor at least; then whole rows of K, one chunk in
-        flight, four warps a CTA. Else: some 16 warps a multiprocessor, each warp's first loads covering much of its
-        part of K, and rows that share what is read of X."""
+        flight, four warps a CTA. With X in 16 bit: some 12 warps a multiprocessor, whole rows of K, and where warps are
+        many one block a lane. Else: some 16, each warp's first loads covering much of its part of K, and rows that
+        share what is read of X."""
         rows, depth, _, ctas, registers = kernel
-        parts, warps = config["split"] * config["ranks"], config["warps"]
+        parts, warps, vec = (
+            config["split"] * config["ranks"],
+            config["warps"],
+            config.get("vec", 2 if k % 32 == 0 else 1),
+        )
         load = -(-n // rows) * parts / mps
         if waves:
             room = 4 * (_FILE_REGISTERS // registers) if registers else 8 * (ctas or 2)
@@ -136,8 +145,11 @@ class Gemv(Family):
             unfilled = math.ceil(load / held) * held / load - 1 if over else 0.0
             cost = max(0.0, 1 - load / held) + 0.5 * unfilled + 0.1 * over + 0.25 * max(0.0, 25 / load - 1)
             cost += 0.06 * (parts - 1) + 0.2 * (depth - 1) + 0.025 * abs(warps - 4)
+        elif in_16_bit:
+            cost = max(0.0, 12 / load - 1) + 0.05 * math.log2(parts) + 0.015 * abs(math.log2(warps) - 2.5)
+            cost += 0.12 * max(0.0, math.log2(load / (40 if m == 1 else 10))) if vec == 2 else 0.04
         else:
-            passes = max(1.0, k / (512 * config.get("vec", 2 if k % 32 == 0 else 1) * parts * depth))
+            passes = max(1.0, k / (512 * vec * parts * depth))
             cost = max(0.0, 16 / load - 1) + 0.02 * passes + 0.05 * parts + 0.1 * m / rows
         return (cost, -depth * rows, abs(warps - 4))
 

@@ -29,6 +29,12 @@ WARP_CHUNK = 1152
 SHARED = 227 * 1024
 """Bytes of shared memory that one CTA may have; an SM has 1024 more a CTA beside."""
 _MULTIPROCESSORS = 132
+_AT_ONCE = {
+    1: {1: 132, 2: 66, 3: 36, 4: 30, 5: 22, 6: 16, 7: 14, 8: 14},
+    2: {1: 264, 2: 132, 3: 72, 4: 60, 5: 44, 6: 36, 7: 32, 8: 28},
+}
+"""By CTAs that a multiprocessor holds and CTAs of a cluster: the most clusters that an H200's GPCs were seen to hold at
+once. One more than there is room for has to wait, for up to twice the time."""
 Kernel = tuple[int, int, int, int]
 """groups, stages, early, blocks."""
 _KERNELS: dict[int, tuple[Kernel, ...]] = {
@@ -52,7 +58,7 @@ class Hopper(Family):
     def __init__(self, most: int):
         self.most = most
         self.name = self.form = f"wgmma{most}"
-        self.cost_model = (1.1, 0.0) if most == 4 else (1.18, 0.0)  # near what an H200 showed, in reads
+        self.costs = {"w4a4": ((1, 1.58), (2, 1.6), (4, 1.65)) if most == 4 else ((1, 1.7), (8, 1.75))}
 
     def supports(self, arch: str, m: int, n: int, k: int, dtype: torch.dtype, activations: str) -> tuple[bool, str]:
         if arch != "sm_90a":
@@ -117,6 +123,11 @@ class Hopper(Family):
         )
 
 
+def clusters_at_once(ctas: int, blocks: int, multiprocessors: int) -> int:
+    """Clusters of 1 to 8 ``ctas`` that a Hopper GPU runs at once; a multiprocessor holds ``blocks`` (1 or 2) CTAs."""
+    return max(1, _AT_ONCE[blocks][ctas] * multiprocessors // _MULTIPROCESSORS)
+
+
 @lru_cache(maxsize=64)
 def _build(most: int, *kernel: int) -> Build:
     names = ("GROUPS", "STAGES", "EARLY", "BLOCKS")
@@ -146,12 +157,12 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
     found = []
     for order, kernel in enumerate(_KERNELS[most]):
         groups, _, _, blocks = kernel
-        places = multiprocessors * blocks
         limit = min(SHARED, (SHARED + 1024) // blocks - 1024)
         for ranks in (1, 2, 4, 8):
+            places = clusters_at_once(ranks, blocks, multiprocessors)
             for waves in (1 << i for i in range(all_units.bit_length() + 1)):
                 # more than one only if the sums of all of a cluster's rows do not fit
-                least = max(1, -(-all_units * ranks // (places * waves)))
+                least = max(1, -(-all_units // (places * waves)))
                 cuts = [
                     (units, sliced)
                     for units in sorted({least, least + 1, -(-least // 4) * 4})
@@ -162,25 +173,29 @@ def _configs(most: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[t
                 if cuts:
                     break
             for units, sliced in cuts:
-                cost = _unevenness(kernel, ranks, units, sliced, all_units, chunks, places)
-                rank_cost = (0.0, 0.01, 0.08, 0.25)[ranks.bit_length() - 1]  # large clusters leave gaps in GPCs
-                found.append((cost + rank_cost + 0.02 * order, kernel, ranks, units, sliced))
+                cost = _unevenness(kernel, ranks, units, sliced, all_units, chunks, multiprocessors)
+                rank_cost = (0.0, 0.01, 0.08, 0.25)[ranks.bit_length() - 1]
+                slice_cost = 0.03 * (sliced - 1) if most == 8 else 0.0  # sums that meet, of more tokens
+                found.append((cost + rank_cost + slice_cost + 0.02 * order, kernel, ranks, units, sliced))
     if not found:
         return ()
     found.sort()
     best = found[0][0]
     keys = ("groups", "stages", "early", "blocks", "cluster", "units", "sliced")
     return tuple(
-        tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:64] if cost <= best + 0.6
+        tuple(zip(keys, (*kernel, *cut), strict=True)) for cost, kernel, *cut in found[:96] if cost <= best + 0.6
     )
 
 
-def _unevenness(kernel: Kernel, ranks: int, units: int, sliced: int, all_units: int, chunks: int, places: int) -> float:
+def _unevenness(
+    kernel: Kernel, ranks: int, units: int, sliced: int, all_units: int, chunks: int, multiprocessors: int
+) -> float:
     """Work of the busiest CTA, warpgroup for warpgroup, in units of an even spread over the machine."""
-    groups = kernel[0]
+    groups, _, _, blocks = kernel
     lanes, quads = groups // sliced, -(-units // 4)
-    waves = -(-(-(-all_units // units) * ranks) // places)
-    even = all_units * chunks / places
+    clusters = -(-all_units // units)
+    waves = -(-clusters // clusters_at_once(ranks, blocks, multiprocessors))
+    even = all_units * chunks / (multiprocessors * blocks)
     bytes_read = units * -(-chunks // ranks) * waves / even
     turns = 4 * -(-quads // lanes) * -(-chunks // (ranks * sliced)) * groups * waves / even
     return 0.75 * bytes_read + 0.25 * turns  # in a last quad of few units most warps read nothing

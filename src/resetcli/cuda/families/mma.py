@@ -6,6 +6,7 @@ A configuration is {"rows": tiles of 16 rows a warp, "tiles": of 8 tokens a CTA,
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,13 +26,17 @@ _KERNELS = {
 """Kernels by blocks a lane (VEC): row tiles, token tiles, depth, and CTAs that a multiprocessor shall hold at least (0:
 as ptxas likes); none spills on any architecture."""
 _MAX_SHARED = 96 * 1024
+_COSTS = {
+    "w4a4": ((1, 2.5), (8, 2.55), (16, 2.9), (64, 7.9), (128, 13.8), (512, 50.0)),
+    "w4a16": ((1, 2.45), (8, 2.8), (16, 3.0), (64, 7.8), (128, 13.7), (512, 50.0)),
+}
 
 
 class Mma(Family):
     """Swap-AB mma.m16n8k16: W4A4 in fp16, W4A16 in X's type."""
 
     name, layout, form = "mma", "rows", "fragments"
-    cost_model = (1.5, 0.08)  # as an H200 showed it
+    costs = _COSTS
 
     def form_for(self, activations: str) -> str:
         return "fragments16" if activations == "w4a16" else "fragments"
@@ -109,17 +114,18 @@ def _shared(config: dict[str, Any]) -> int:
 
 
 def _cost(config: dict[str, Any], n: int, chunks: int, multiprocessors: int) -> tuple[float, ...]:
-    """Favours some 12 warps a multiprocessor, then few parts of K, rows that share what is read of X, deep prefetch."""
-    parts = config["split"] * config["ranks"]
-    warps = -(-n // (16 * config["rows"])) * parts
-    idle = max(0.0, 12 * multiprocessors / warps - 1)
-    short = max(0.0, config["depth"] * parts / chunks - 1)
-    shared = 0.02 * config["tiles"] / config["rows"]
-    return (
-        idle + short + 0.03 * parts + 0.05 * config["ranks"] + shared,
-        -config["depth"] * config["rows"],
-        -config["warps"],
-    )
+    """As an H200 showed of eight shapes: some 12 warps a multiprocessor, K cut into two to four parts within a CTA,
+    rows that share what is read of X, whole waves, and little in flight where warps are many."""
+    rows, depth, warps, split = (config[name] for name in ("rows", "depth", "warps", "split"))
+    parts, groups = split * config["ranks"], warps // split
+    load = -(-n // (16 * rows)) * parts / multiprocessors
+    waves = -(-n // (16 * rows * groups)) * config["ranks"] * warps / multiprocessors / 16
+    cost = 0.5 * max(0.0, 12 / load - 1) + max(0.0, depth * parts / chunks - 1)
+    cost += 0.17 * abs(math.log2(parts) - 1.5) + 0.1 * math.log2(groups) + 0.06 * math.log2(config["ranks"])
+    cost += 0.125 * config["tiles"] / rows + (0.06 if warps == 8 else 0.0)
+    cost += 0.12 * (math.ceil(waves) / waves - 1) if waves > 1 else 0.0
+    cost += 0.05 * max(0.0, math.log2(load / 32)) if depth == 8 else 0.0
+    return cost, -depth * rows, -warps
 
 
 def _build(dtype: torch.dtype, vec: int) -> Build:

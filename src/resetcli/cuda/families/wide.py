@@ -16,7 +16,7 @@ import torch
 from resetcli.cuda.activations import BLOCK, FLAGS, Activations
 from resetcli.cuda.build import Build
 from resetcli.cuda.families.base import DTYPES, LONG_SUMS, SHORT_SUMS, Family
-from resetcli.cuda.families.hopper import COLUMNS, ROWS, SHARED, WARP_CHUNK, pack_tiles
+from resetcli.cuda.families.hopper import COLUMNS, ROWS, SHARED, WARP_CHUNK, clusters_at_once, pack_tiles
 
 _TILE_CHUNK = 4 * WARP_CHUNK
 _TOKENS = (8, 16, 32, 64, 128, 256)
@@ -25,6 +25,10 @@ _LONGEST = 16
 """Chunks of K that one sum takes for up to ``_FEW`` tokens, so that errors stay below 2^-20 sum |x w|. With more tokens
 sums may be as long as those of the library's own products."""
 _FEW = 128
+_COSTS = {
+    "w4a4": ((1, 2.15), (8, 2.2), (16, 2.35), (64, 3.25), (128, 4.15), (512, 11.8)),
+    "w4a16": ((1, 2.3), (8, 2.35), (16, 2.5), (64, 3.5), (128, 4.5), (512, 12.3)),
+}
 _CHUNK = {
     (2, 8): (0.40, 0.41, 0.42), (2, 16): (0.45, 0.46, 0.46), (2, 32): (0.47, 0.48, 0.48), (2, 64): (0.60, 0.62, 0.63),
     (2, 128): (0.64, 0.66, 0.68), (2, 256): (1.27, 1.30, 1.33), (4, 8): (0.65, 0.66, 0.66), (4, 16): (0.73, 0.74, 0.75),
@@ -48,7 +52,7 @@ class Wide(Family):
     """``form`` of W4A4 is float16 whatever X's type: codes times block scales are exact in it."""
 
     name, layout, form = "wide", "tiles", "panels"
-    cost_model = (2.2, 0.017)  # as an H200 showed it
+    costs = _COSTS
 
     def form_for(self, activations: str) -> str:
         return "panels16" if activations == "w4a16" else self.form
@@ -181,8 +185,8 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
         for side in (1, 2, 4):
             clusters = _clusters(groups, tokens, side, n, m)
             for slices in range(fewest, min(8 // side, chunks) + 1):
-                took = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
-                found.append((max(took, least_us), groups, tokens, slices, side, 0))
+                took, alone = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
+                found.append((max(took, least_us), max(alone, least_us), groups, tokens, slices, side, 0))
         for side, chunk in enumerate(_STREAMING.get((groups, tokens), ()), 1):
             cutters = multiprocessors // side  # clusters between which all the work is cut
             work = _clusters(groups, tokens, side, n, m) * chunks
@@ -191,10 +195,12 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
             if able and (exact or m > _FEW or min(chunks, share) <= _LONGEST):
                 parts = max(0.0, chunks / share - 1.5) * groups * tokens / 512
                 took = share * chunk + _STREAM_FIXED + _PART * parts
-                found.append((max(took, least_us), groups, tokens, 1, side, cutters * side))
+                took = max(took, least_us)
+                found.append((took, took, groups, tokens, 1, side, cutters * side))
     found.sort()
     keys = ("groups", "tokens", "slices", "side", "ctas")
-    return tuple(tuple(zip(keys, cut, strict=True)) for took, *cut in found[:24] if took <= 1.5 * found[0][0])
+    likely = [cut for _, alone, *cut in found if alone <= 1.5 * found[0][0]]
+    return tuple(tuple(zip(keys, cut, strict=True)) for cut in likely[:24])
 
 
 def _clusters(groups: int, tokens: int, side: int, n: int, m: int) -> int:
@@ -204,19 +210,17 @@ def _clusters(groups: int, tokens: int, side: int, n: int, m: int) -> int:
 
 def _microseconds(
     groups: int, tokens: int, slices: int, side: int, clusters: int, chunks: int, multiprocessors: int
-) -> float:
-    """What the whole product takes, roughly."""
-    ctas, held = clusters * slices * side, blocks(groups, tokens)
-    places = multiprocessors * held // (slices * side)
-    if slices * side > 2:
-        places = places * 31 // 32  # not every GPC is a multiple of a large cluster
-    rounds = -(-clusters // max(1, places))
-    chunk = _CHUNK[groups, tokens][side.bit_length() - 1]
-    if held == 2 and ctas > multiprocessors:
-        chunk *= _TOGETHER
+) -> tuple[float, float]:
+    """What the whole product takes, roughly, behind a kernel that has not ended, and alone: few CTAs then spread out
+    over multiprocessors that could hold two."""
+    held = blocks(groups, tokens)
+    rounds = -(-clusters // clusters_at_once(slices * side, held, multiprocessors))
+    share = -(-chunks // slices) * _CHUNK[groups, tokens][side.bit_length() - 1]
     size = groups * tokens / 512
-    apart = 0.0 if slices == 1 else _APART * (1 + size) / 2
-    return rounds * (-(-chunks // slices) * chunk + _FIXED + size + apart)
+    rest = _FIXED + size + (0.0 if slices == 1 else _APART * (1 + size) / 2)
+    behind = rounds * (share * (_TOGETHER if held == 2 else 1.0) + rest)
+    spread = held == 2 and clusters <= clusters_at_once(slices * side, 1, multiprocessors)
+    return behind, share + rest if spread else behind
 
 
 FAMILIES: list[Family] = [Wide()]
