@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 
 import resetcli.cuda.kernel_table as module
+from resetcli.cuda.dispatch import Dispatcher, Target
 from resetcli.cuda.families import families
 from resetcli.cuda.kernel_table import load_table
 from resetcli.cuda.shapes import PAPER
@@ -50,3 +53,19 @@ def test_the_cost_model_mostly_agrees_with_what_an_h200_measured(m):
             guess = gemv.configs(m, key.n, key.k, table.about["multiprocessors"], "w4a4")[0]
             agrees.append(all(tuned[name] == guess[name] for name in cut))
     assert len(agrees) >= 15 and sum(agrees) >= 0.7 * len(agrees), (sum(agrees), len(agrees))
+
+
+def test_families_as_the_cost_models_rank_them_are_nearly_the_fastest():
+    """Each family in its tuned configuration: what is lost by choosing one without a table, by kind and M."""
+    table = load_table(module.shipped_path("NVIDIA H200"))
+    blind = Dispatcher(notify=lambda message: None)
+    where = Target("a GPU without a table", table.about["arch"], table.about["multiprocessors"])
+    lost = defaultdict(list)
+    for key, entry in table.entries.items():
+        plan = blind.plan(where, key.m, key.n, key.k, getattr(torch, key.dtype), key.activations)
+        assert plan.source == "cost model"
+        timed = {choice.family: choice.us for choice in entry.choices}
+        lost[key.activations, key.m].append(math.log(timed[plan.family.name] / min(timed.values())))
+    assert len(lost) == 18
+    for kind, logs in lost.items():
+        assert math.exp(sum(logs) / len(logs)) < 1.08, kind

@@ -114,17 +114,19 @@ def _shared(config: dict[str, Any]) -> int:
 
 
 def _cost(config: dict[str, Any], n: int, chunks: int, multiprocessors: int) -> tuple[float, ...]:
-    """As an H200 showed of eight shapes: some 12 warps a multiprocessor, K cut into two to four parts within a CTA,
-    rows that share what is read of X, whole waves, and little in flight where warps are many."""
+    """Fitted to what an H200 showed of eight shapes: some 12 warps a multiprocessor, K cut into two to four parts in a
+    CTA, rows that share what is read of X, whole waves of some 19 warps, pieces of 16 rows in flight: some 8 a warp and
+    64 a multiprocessor."""
     rows, depth, warps, split = (config[name] for name in ("rows", "depth", "warps", "split"))
     parts, groups = split * config["ranks"], warps // split
     load = -(-n // (16 * rows)) * parts / multiprocessors
-    waves = -(-n // (16 * rows * groups)) * config["ranks"] * warps / multiprocessors / 16
-    cost = 0.5 * max(0.0, 12 / load - 1) + max(0.0, depth * parts / chunks - 1)
+    waves = -(-n // (16 * rows * groups)) * config["ranks"] * warps / multiprocessors / 19.2
+    flight = math.log2(depth * rows)
+    cost = 0.5 * max(0.0, 12 / load - 1) + 0.35 * max(0.0, depth * parts / chunks - 1)
     cost += 0.17 * abs(math.log2(parts) - 1.5) + 0.1 * math.log2(groups) + 0.06 * math.log2(config["ranks"])
     cost += 0.125 * config["tiles"] / rows + (0.06 if warps == 8 else 0.0)
-    cost += 0.12 * (math.ceil(waves) / waves - 1) if waves > 1 else 0.0
-    cost += 0.05 * max(0.0, math.log2(load / 32)) if depth == 8 else 0.0
+    cost += 0.15 * (math.ceil(waves) / waves - 1) if waves > 1 else 0.0
+    cost += 0.025 * abs(flight - 2.9) + 0.043 * abs(flight + math.log2(min(load, 64)) - 6)
     return cost, -depth * rows, -warps
 
 
