@@ -7,7 +7,8 @@
 //   - Weights stay packed until they are in registers, where wgmma takes its row operand from: a chunk of 64 x 128 is
 //     4.6 KB instead of 16, so rows are nearly free and a CTA takes up to 256 of them for each token it reads.
 //   - The order of K within a block of 16 is the one in which a lane has its codes ("tiles"), so decoding is a few bit
-//     moves, a conversion and one multiplication a pair; activations are laid out to match by whoever quantizes them.
+//     moves, a conversion (to bf16 there is none: more bit moves) and one multiplication a pair; activations are laid
+//     out to match by whoever quantizes them.
 //   - A warp of its own feeds a ring in shared memory by bulk copies, one for what a tile reads of a chunk of X (16 small
 //     ones cost a fifth of the time at 8 tokens); while wgmma multiplies 32 columns, the next 32 are decoded into other
 //     registers.

@@ -166,6 +166,30 @@ def test_what_cannot_be_timed_is_left_out_and_told(tuned, monkeypatch):
     assert any("alone cannot be timed" in message for message in told) and not any("\n" in message for message in told)
 
 
+def test_what_is_fast_by_chance_may_be_the_fastest_alone_only(tuned, monkeypatch):
+    wide = next(family for family in families() if family.name == "wide")
+    configs = wide.configs(16, 4096, 4096, 132, "w4a4")
+    chance = [config for config in configs if not wide.steady(config, 16, 4096, 4096, 132)]
+    assert chance and len(chance) < len(configs)
+    assert all(config["groups"] == 2 and not config["ctas"] for config in chance)
+
+    def quick(thunks, *, side):
+        plan = thunks[0].args[0] if thunks[0].func is tune.execute else None
+        config = thunks[0].args[0] if plan is None else plan.config
+        return 1e-6 if config in chance else 2e-6
+
+    def second_round(candidates, *, seconds, least, most, failed):
+        for candidate in candidates:
+            candidate.seconds = [quick(candidate.thunks, side=None)] if candidate.name != "bf16" else [3e-6]
+
+    monkeypatch.setattr(tune, "time_quick", quick)
+    monkeypatch.setattr(tune, "time_cuda", second_round)
+    entry, _ = tuned(None, ("wide",), 16)
+    found = next(choice for choice in entry.choices if choice.family == "wide")
+    assert found.config not in chance and found.us == 2.0
+    assert found.alone in chance and found.alone_us == 1.0
+
+
 def test_tuning_out_of_time_keeps_the_likely_ones(tuned):
     entry, timed = tuned(0.0, None)
     for family in families():

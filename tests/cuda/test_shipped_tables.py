@@ -36,6 +36,8 @@ def test_each_choice_is_one_that_this_version_runs(path):
             assert choice.config in configs, (key, choice)
             assert choice.alone is None or choice.alone in configs, (key, choice)
             assert family.supports(arch, key.m, key.n, key.k, getattr(torch, key.dtype), key.activations)[0]
+        best = entry.choices[0]
+        assert known[best.family].steady(best.config, key.m, key.n, key.k, multiprocessors), (key, best)
     for shape in PAPER:
         assert {key.m for key in table.entries if (key.n, key.k) == (shape.n, shape.k)} >= {1, 2, 4, 8}
 

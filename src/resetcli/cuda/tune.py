@@ -207,8 +207,17 @@ class _Operands:
 class _Product:
     """One product to tune: its operands, X quantized and not, and the answer."""
 
-    def __init__(self, operands: _Operands, m: int, dtype: torch.dtype, activations: str, reporter: Reporter):
+    def __init__(
+        self,
+        operands: _Operands,
+        m: int,
+        dtype: torch.dtype,
+        activations: str,
+        multiprocessors: int,
+        reporter: Reporter,
+    ):
         self.operands, self.m, self.activations, self.reporter = operands, m, activations, reporter
+        self.multiprocessors = multiprocessors
         self.x, self.input_scale = operands.rows(m)
         self.answer = operands.answer(self.x, self.input_scale, activations)
         self.out = torch.empty(m, operands.n, dtype=dtype, device=self.x.device)
@@ -253,7 +262,8 @@ class _Product:
                     plans = [replace(plan, pdl=pdl) for pdl in modes]
                     found = [(time_quick(self.whole(each), side=self.side), each) for each in plans]
                     right.append((min(found, key=_seconds)[0], plan))
-                    whole += found
+                    if family.steady(config, self.m, self.operands.n, self.operands.k, self.multiprocessors):
+                        whole += found
             except (ResetError, RuntimeError) as exc:
                 fault = reason(exc)  # after a lasting error of CUDA the others fail as well
             if fault is not None:
@@ -292,7 +302,7 @@ def _tune_one(
         reporter.info(f"{n}x{k} M={m} {activations} is left out: {why}")
         return None
     begun = time.perf_counter()
-    product = _Product(operands, m, dtype, activations, reporter)
+    product = _Product(operands, m, dtype, activations, where.multiprocessors, reporter)
     overlap = EARLY if architecture_number(where.arch) >= 90 else 0  # older ones know no programmatic dependent launch
     able = [each for each in families() if each.supports(where.arch, m, n, k, dtype, activations)[0]]
     rounds: dict[str, tuple[list[_Found], list[_Found]]] = {}

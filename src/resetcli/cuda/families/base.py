@@ -74,6 +74,11 @@ class Family(ABC):
         next larger M is taken if it is in this list too, else the first of this list.
         """
 
+    def steady(self, config: dict[str, Any], m: int, n: int, k: int, multiprocessors: int) -> bool:
+        """Whether the time does not depend on what still runs when it starts; tuning lets others be the fastest of a
+        product alone only."""
+        return True
+
     @abstractmethod
     def builds(self, arch: str) -> list[Build]:
         """All compilations that the configurations use on ``arch``; empty where the family is absent."""

@@ -74,6 +74,13 @@ class Wide(Family):
     def configs(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> list[dict[str, Any]]:
         return [dict(config) for config in _configs(m, n, k, multiprocessors)]
 
+    def steady(self, config: dict[str, Any], m: int, n: int, k: int, multiprocessors: int) -> bool:
+        """CTAs of which two fit on a multiprocessor and that are too few for that spread out or do not: on one shape
+        they took 13.6 us in one run and 19.8 in the next."""
+        groups, tokens, slices, side = (config[name] for name in ("groups", "tokens", "slices", "side"))
+        clusters = _clusters(groups, tokens, side, n, m)
+        return config["ctas"] > 0 or not _spreads(groups, tokens, slices * side, clusters, multiprocessors)
+
     def builds(self, arch: str) -> list[Build]:
         if arch != "sm_90a":
             return []
@@ -219,8 +226,12 @@ def _microseconds(
     size = groups * tokens / 512
     rest = _FIXED + size + (0.0 if slices == 1 else _APART * (1 + size) / 2)
     behind = rounds * (share * (_TOGETHER if held == 2 else 1.0) + rest)
-    spread = held == 2 and clusters <= clusters_at_once(slices * side, 1, multiprocessors)
-    return behind, share + rest if spread else behind
+    return behind, share + rest if _spreads(groups, tokens, slices * side, clusters, multiprocessors) else behind
+
+
+def _spreads(groups: int, tokens: int, ctas: int, clusters: int, multiprocessors: int) -> bool:
+    """Whether ``clusters`` of ``ctas`` find a multiprocessor for each CTA of a kernel of which one holds two."""
+    return blocks(groups, tokens) == 2 and clusters <= clusters_at_once(ctas, 1, multiprocessors)
 
 
 FAMILIES: list[Family] = [Wide()]
