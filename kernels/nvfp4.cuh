@@ -263,7 +263,7 @@ DEVICE void e2m1x8_to_bf162(u32 q, u32 (&h)[4]) {
   h[3] = (q & 0x80008000u) | ((q >> 6) & 0x01C001C0u);
 }
 // What brings those to value * scale * 2^-14: two E4M3 scales, of v's lower or UPPER half, as bf16, times 2^112; their signs
-// must be clear. In a bf16's lower bits they are scale * 2^-120, subnormals too; no bf16 is as large as what is missing.
+// must be clear. Four bits up they are bf16 of scale * 2^-120, subnormals too; 2^232 is beyond bf16, hence two steps.
 template <bool UPPER = false> DEVICE u32 e4m3x2_to_bf162_up(u32 v) {
   const u32 wide = prmt(v, 0, UPPER ? 0x4342 : 0x4140) << 4;
   return mul_bf162(mul_bf162(wide, 0x7F007F00u), 0x74007400u);  // 2^127, 2^105

@@ -214,7 +214,7 @@ class Dispatcher:
             f"no measured kernel choices for {where.name} and shape {n}x{k}: a cost model chooses; "
             f"'reset bench-kernels --tune' measures",
         )
-        family = min(able.values(), key=lambda each: each.cost(m, n, k, where.multiprocessors, activations))
+        family = min(able.values(), key=lambda each: each.cost(m, activations))
         config = family.configs(m, n, k, where.multiprocessors, activations)[0]
         # Unmeasured, but overlapping launches was worth more than any configuration on the small shapes of an H200.
         pdl = EARLY if architecture_number(where.arch) >= 90 else 0

@@ -35,8 +35,9 @@ class Family(ABC):
         form: the form of the activations it reads with W4A4 (see ``activations.quantize``); with W4A16 a family
             reads "x16". ``form_for`` says which.
         late: whether ``run`` tells LATE from EARLY.
-        costs: (M, time in readings of the weight) by kind of activations ("w4a16" as "w4a4" if absent): medians over
-            eight shapes on an H200, launches included. ``cost`` lays lines through them.
+        costs: (M, time in readings of the weight) by kind of activations ("w4a16" as "w4a4" if absent): geometric means
+            over eight shapes on an H200, quantization and launches included, a weight being read at 4.5 TB/s. ``cost``
+            lays lines through them.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Family(ABC):
         """The largest lawful |y - answer| with M tokens, as a part of sum |x w|, beside one rounding to Y's type."""
         return SHORT_SUMS
 
-    def cost(self, m: int, n: int, k: int, multiprocessors: int, activations: str) -> float:
+    def cost(self, m: int, activations: str) -> float:
         """What a product takes in readings of the weight, roughly: what families are ranked by where nothing was
         measured."""
         points = self.costs.get(activations) or self.costs["w4a4"]

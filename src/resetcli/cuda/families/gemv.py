@@ -132,11 +132,8 @@ class Gemv(Family):
         many one block a lane. Else: some 16, each warp's first loads covering much of its part of K, and rows that
         share what is read of X."""
         rows, depth, _, ctas, registers = kernel
-        parts, warps, vec = (
-            config["split"] * config["ranks"],
-            config["warps"],
-            config.get("vec", 2 if k % 32 == 0 else 1),
-        )
+        parts, warps = config["split"] * config["ranks"], config["warps"]
+        vec = config.get("vec", 2 if k % 32 == 0 else 1)
         load = -(-n // rows) * parts / mps
         if waves:
             room = 4 * (_FILE_REGISTERS // registers) if registers else 8 * (ctas or 2)
