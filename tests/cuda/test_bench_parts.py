@@ -31,7 +31,7 @@ from resetcli.cuda.plot import check_plot
 from resetcli.cuda.precompile import needed, precompile
 from resetcli.cuda.problem import make_problem
 from resetcli.cuda.shapes import PRESETS, Shape
-from resetcli.cuda.suite import Elapsed, Parts, run_suite
+from resetcli.cuda.suite import Elapsed, Parts, _modes, run_suite
 from resetcli.cuda.timing import Candidate
 
 H200 = Target("NVIDIA H200", "sm_90a", 132)
@@ -196,6 +196,35 @@ def test_tuning_out_of_time_keeps_the_likely_ones(tuned):
         configs = family.configs(1, 4096, 4096, 132, "w4a4")[: tune.LEAST]
         assert [config for name, config in timed if name == family.name] == configs
     assert len(entry.choices) == len(families())
+
+
+def test_products_with_x_as_it_is(monkeypatch):
+    """Backend "kernels-w4a16" asks for, tells and does W4A16; so do the plans of a family."""
+    from resetcli.cuda import kernel_backends
+
+    backend = next(each for each in backends(["kernels-w4a16"]) if each.name == "kernels-w4a16")
+    asked = []
+    monkeypatch.setattr(kernel_backends, "target", lambda index: H200)
+    monkeypatch.setattr(kernel_backends, "device_index", lambda device: 0)
+    monkeypatch.setattr(kernel_backends.dispatcher, "measured", lambda *args: asked.append(args[-1]))
+    wide = next(each for each in families() if each.name == "wide")
+    product = (torch.device("cuda"), 16, 4096, 4096, torch.bfloat16)
+    assert backend.plan(*product).form in ("panels16", "fragments16", "x16") and not backend.quantizes
+    assert backend.describe(*product)["activations"] == "w4a16"
+    family_plan.cache_clear()
+    plan = family_plan(wide, H200, 16, 4096, 4096, torch.bfloat16, "w4a16")
+    assert (
+        plan.form == "panels16" and alone_plan(plan, H200, 16, 4096, 4096, torch.bfloat16, "w4a16").form == "panels16"
+    )
+    assert asked == ["w4a16", "w4a16"]
+    family_plan.cache_clear()
+
+
+def test_what_is_compiled_is_what_will_run():
+    both = backends(["kernels", "kernels-w4a16"])
+    assert _modes(both, Parts()) == {"w4a4", "w4a16"} and _modes(backends(["kernels"]), Parts()) == {"w4a4"}
+    assert _modes(backends(["gemv"]), Parts(tune=True, activations=["w4a16"])) == {"w4a4", "w4a16"}
+    assert _modes(backends(["torch-bf16"]), Parts(activations=["w4a16"])) == {"w4a4"}
 
 
 def test_a_family_runs_what_its_table_says(monkeypatch):

@@ -118,6 +118,25 @@ def test_the_users_table_goes_before_the_shipped_one(chooser, notes):
     assert chooser.plan(H200, 4, 4096, 4096, BF16, "w4a16").source == "cost model"  # other activations
 
 
+def test_a_measured_choice_that_varies_gives_way_to_the_cost_models(notes, kernel_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "shipped_path", lambda device: tmp_path / "shipped" / file_name(device))
+    wide = family("wide")
+    configs = wide.configs(16, 4096, 4096, 132, "w4a4")
+    varying = next(config for config in configs if not wide.steady(config, 16, 4096, 4096, 132))
+    other = next(config for config in configs[1:] if wide.steady(config, 16, 4096, 4096, 132))
+    for measured, runs in ((varying, configs[0]), (other, other)):
+        save_table(table(m16=[Timed("wide", measured, 1, 9.0)]), user_path(H200.name))
+        assert plan(Dispatcher((wide,), notes.append), 16).config == runs
+
+
+@pytest.mark.parametrize("activations", ["w4a4", "w4a16"])
+def test_prefill_stays_with_the_family_that_was_measured_fastest(activations, notes, kernel_cache):
+    blind = Dispatcher(notify=notes.append)
+    for m in (128, 1024, 2048, 4096, 1 << 16):
+        where = Target("no table", "sm_90a", 132)
+        assert blind.plan(where, m, 4096, 4096, BF16, activations, ("tiles",)).family.name == "wide"
+
+
 def test_layouts_at_hand_decide_among_measured_choices(chooser):
     choices = [
         Timed("large", {"width": 16, "tokens": 8}, False, 9.0),

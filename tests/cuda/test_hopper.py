@@ -86,6 +86,25 @@ def decode(codes: np.ndarray) -> np.ndarray:
     return codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 
 
+def test_a_scale_of_minus_zero_is_packed_as_zero():
+    weight, scale = random_weight(20, 64, 3)
+    bits = scale.view(torch.uint8)
+    bits[3, 2] = 0x80
+    _, scales = unpack(pack_tiles(weight, scale).numpy(), 20, 64)
+    bits[3, 2] = 0
+    assert np.array_equal(scales[:20, :4], bits.numpy())
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_clusters_that_run_at_once(blocks):
+    for multiprocessors in (1, 16, 78, 114, 132, 200):
+        found = [clusters_at_once(ctas, blocks, multiprocessors) for ctas in range(1, 9)]
+        assert found == sorted(found, reverse=True) and found[-1] >= 1
+        assert found[0] == max(1, blocks * multiprocessors)
+        assert all(n == 1 or n * ctas <= blocks * multiprocessors for ctas, n in enumerate(found, 1))
+    assert clusters_at_once(4, 1, 132) == 30 and clusters_at_once(4, 2, 132) == 60 and clusters_at_once(4, 1, 66) == 15
+
+
 def test_packing_in_pieces_is_packing_at_once(monkeypatch):
     weight, scale = random_weight(64 * 300, 1024, 1)  # more than 16 million codes
     tiles = pack_tiles(weight, scale)

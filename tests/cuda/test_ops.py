@@ -108,6 +108,16 @@ def test_what_a_weight_must_be():
             prepare_weight(a, b, 1.0, 1.0)
 
 
+def test_a_weight_with_bad_scales_is_refused(monkeypatch):
+    monkeypatch.setattr("resetcli.cuda.ops.check_weight", lambda codes, scales: (24, 64))
+    codes, scales = parts()
+    for bad, kind in ((float("nan"), "NaN"), (-2.0, "negative value")):
+        spoiled = scales.clone()
+        spoiled[5, 1] = bad
+        with pytest.raises(ResetError, match=f"weight_scale has a {kind} at row 5, block 1; make the checkpoint again"):
+            prepare_weight(codes, spoiled, 1.0, 1.0)
+
+
 def test_bad_scales_are_found_wherever_they_are():
     assert first_bad(torch.rand(33, 7).to(torch.float8_e4m3fn)) is None
     for byte in range(256):

@@ -57,6 +57,23 @@ def test_the_cost_model_mostly_agrees_with_what_an_h200_measured(m):
     assert len(agrees) >= 15 and sum(agrees) >= 0.7 * len(agrees), (sum(agrees), len(agrees))
 
 
+@pytest.mark.parametrize(
+    ("name", "activations", "cut", "share"),
+    [("mma", "w4a4", ("rows", "split", "ranks", "depth"), 0.45), ("mma", "w4a16", ("rows", "split", "ranks"), 0.45),
+     ("gemv", "w4a16", ("split", "ranks", "vec"), 0.65)],
+)  # fmt: skip
+def test_cost_models_of_other_families_agree_as_often(name, activations, cut, share):
+    table = load_table(module.shipped_path("NVIDIA H200"))
+    each = next(f for f in families() if f.name == name)
+    agrees = []
+    for key, entry in table.entries.items():
+        tuned = [choice.config for choice in entry.choices if choice.family == name]
+        if key.m <= 64 and key.activations == activations and tuned:
+            guess = each.configs(key.m, key.n, key.k, table.about["multiprocessors"], activations)[0]
+            agrees.append(all(tuned[0].get(part) == guess.get(part) for part in cut))
+    assert len(agrees) >= 45 and sum(agrees) >= share * len(agrees), (sum(agrees), len(agrees))
+
+
 def test_families_as_the_cost_models_rank_them_are_nearly_the_fastest():
     """Each family in its tuned configuration: what is lost by choosing one without a table, by kind and M."""
     table = load_table(module.shipped_path("NVIDIA H200"))

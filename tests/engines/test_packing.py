@@ -67,15 +67,37 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_rows_keep_their_bits(two_threads):
+def depends_on_rows(weight: packing.PackedWeight) -> bool:
+    """Of 1 to 16 rows, anywhere among 16."""
+    x = torch.randn(16, weight.k)
+    whole = weight(x)
+    return not all(
+        torch.equal(weight(x[start : start + rows].contiguous()), whole[start : start + rows])
+        for rows in range(1, 17)
+        for start in range(17 - rows)
+    )
+
+
+def test_what_is_settled_is_so(two_threads):
+    """Which padding a machine's library takes is its own affair; that rows keep their bits then is not."""
     torch.manual_seed(0)
-    weights = [packing.PackedWeight(torch.randn(n, k), None) for n, k in [(96, 64), (64, 1536), (512, 64)]]
-    assert packing.settle_rows(weights, 16)
-    for weight in weights:
-        x = torch.randn(9, weight.k)
-        whole = weight(x)
-        for rows in (1, 2, 5, 8):
-            assert torch.equal(weight(x[:rows].contiguous()), whole[:rows])
+    sizes = [(96, 64), (64, 1536), (512, 64)]
+    weights = [packing.PackedWeight(torch.randn(n, k), None) for n, k in sizes for _ in range(2)]
+    weights += [packing.HalfWeight(torch.randn(n, k).half().float(), None, 0.5) for n, k in sizes]
+    if packing.settle_rows(weights, 16):
+        assert not any(depends_on_rows(weight) for weight in weights)
+        paddings = [weight.padding for weight in weights]
+        assert packing.settle_rows(weights, 1) and paddings == [weight.padding for weight in weights]
+        for weight, settled in zip(weights, paddings, strict=True):
+            for cheaper in packing.PADDINGS[: packing.PADDINGS.index(settled)]:
+                weight.padding = cheaper
+                assert depends_on_rows(weight)
+    else:
+        assert {weight.padding for weight in weights} == {(1, 1)}
+        for padding in packing.PADDINGS:
+            for weight in weights:
+                weight.padding = padding
+            assert any(depends_on_rows(weight) for weight in weights)
 
 
 def test_an_nvfp4_layer_is_packed_in_float16_without_rounding(two_threads):
@@ -100,7 +122,6 @@ def test_an_nvfp4_layer_is_packed_in_float16_without_rounding(two_threads):
         shared = packing.SharedInput(layers)
         assert isinstance(shared.weight, packing.HalfWeight) == packing.half_available()
         got = torch.cat([shared.part(0, x), shared.part(1, x)], -1)
-        assert packing.settle_rows([shared.weight], 16)
     bound = 2e-6 * want.abs().amax((0, 1))
     assert ((got - want).abs() <= bound).all()
 
@@ -125,13 +146,28 @@ def test_layers_with_scales_of_their_own_are_packed_in_float32():
             torch.testing.assert_close(shared.part(index, x), layer(x), atol=1e-4, rtol=1e-5)
 
 
-def test_a_lone_row_that_differs_is_padded(two_threads):
-    class Lone(packing.PackedWeight):
-        def __call__(self, x):
-            return super().__call__(x) * (1 + 1e-6 * (x.shape[0] == 1 and not self.pad_lone_row))
+class RowByRow(packing.PackedWeight):
+    """Whatever the machine's library does: the same bits for each row, but for row counts that ``differs`` names."""
 
-    weight = Lone(torch.randn(64, 32), None)
-    assert packing.settle_rows([weight], 8) and weight.pad_lone_row
+    def __init__(self, differs):
+        super().__init__(torch.randn(64, 32), None)
+        self.differs, self.weight = differs, torch.randn(64, 32)
+
+    def _product(self, flat):
+        out = torch.stack([(row * self.weight).sum(-1) for row in flat])
+        return out * (1 + 1e-6 * self.differs(flat.shape[0]))
+
+
+@pytest.mark.parametrize(
+    ("differs", "padding"),
+    [(lambda rows: False, (1, 1)), (lambda rows: rows == 1, (2, 1)), (lambda rows: rows % 4 > 0, (4, 4)),
+     (lambda rows: rows in (1, 2, 7, 14), (4, 4)), (lambda rows: rows in (3, 4, 7, 12), (8, 8))],
+)  # fmt: skip
+def test_rows_are_added_where_their_number_counts(differs, padding):
+    weights = [RowByRow(differs), RowByRow(differs)]
+    assert packing.settle_rows(weights, 8) and [weight.padding for weight in weights] == [padding] * 2
+    x = torch.randn(3, 1, 32)
+    assert weights[0](x).shape == (3, 1, 64) and torch.equal(weights[0](x)[1:2], weights[0](x[1:2]))
 
 
 def test_a_weight_that_depends_on_rows_is_noticed():

@@ -223,9 +223,10 @@ class Dispatcher:
     def _valid(
         self, family: Family, choice: Timed, m: int, n: int, k: int, multiprocessors: int, activations: str
     ) -> dict[str, Any]:
-        """A table's configuration if this version has it for this M, else the family's own first one."""
+        """A table's configuration if this version has it for this M and it is steady, else the family's own first."""
         configs = family.configs(m, n, k, multiprocessors, activations)
-        return next((config for config in configs if same_config(config, choice.config)), configs[0])
+        found = next((config for config in configs if same_config(config, choice.config)), configs[0])
+        return found if family.steady(found, m, n, k, multiprocessors) else configs[0]
 
     def _tables_of(self, device: str) -> tuple[KernelTable, KernelTable]:
         if device not in self._tables:

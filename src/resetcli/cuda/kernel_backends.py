@@ -43,7 +43,8 @@ def family_plan(family: Family, where: Target, m: int, n: int, k: int, dtype: to
     """How ``family`` computes a product: by the tables where they know it, else by its cost model."""
     configs = family.configs(m, n, k, where.multiprocessors, mode)
     form, overlap = family.form_for(mode), EARLY if architecture_number(where.arch) >= 90 else 0
-    if (timed := dispatcher.measured(where, family, m, n, k, dtype, mode)) is not None and timed.config in configs:
+    timed = dispatcher.measured(where, family, m, n, k, dtype, mode)
+    if timed is not None and timed.config in configs and family.steady(timed.config, m, n, k, where.multiprocessors):
         return Plan(family, timed.config, timed.pdl, form, "table", timed.us)
     return Plan(family, configs[0], overlap, form, "cost model")
 

@@ -32,8 +32,8 @@ _SCRIPT = (
 
 
 def needed(arch: str, ms: Sequence[int], ks: Sequence[int], activations: Collection[str] = ("w4a4",)) -> list[Build]:
-    """Compilations for products of ``ms`` rows and these K, quantization and read-only kernels included; those for
-    W4A16 take X in bfloat16."""
+    """Compilations for products of ``ms`` rows and these K, quantization and read-only kernels included: for W4A4, and
+    with "w4a16" among ``activations`` for X in bfloat16 as well."""
     narrow = any(k % 32 for k in ks)
     wide = "w4a16" in activations
     arithmetics = {_INT8, _HALF2, _BF16} if wide else {_INT8, _HALF2}

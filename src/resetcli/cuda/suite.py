@@ -19,7 +19,7 @@ from resetcli.base.errors import ResetError
 from resetcli.base.files import write_json
 from resetcli.base.reporting import Reporter
 from resetcli.cuda.availability import kernels_available
-from resetcli.cuda.backends import backends
+from resetcli.cuda.backends import Backend, backends
 from resetcli.cuda.bench import bench_device, run_bench
 from resetcli.cuda.kernel_backends import KernelBackend
 from resetcli.cuda.kernel_table import KernelTable
@@ -136,10 +136,7 @@ def run_suite(
     layers = [shape for preset in parts.layers for shape in PRESETS[preset]]
     if kernels:
         with part("compile"):
-            modes = {"w4a4", *(backend.mode for backend in chosen if isinstance(backend, KernelBackend))}
-            if parts.tune:
-                modes |= set(parts.activations)
-            _compile(where, ms, [*shapes, *layers], modes, reporter)
+            _compile(where, ms, [*shapes, *layers], _modes(chosen, parts), reporter)
     if parts.tune:
         with part("tune"):
             # What dispatch chooses for --layers shall be measured too.
@@ -178,6 +175,12 @@ def run_suite(
     document["machine"] = describe_machine(where)  # clocks as they are after the work
     keep(document)
     return found
+
+
+def _modes(chosen: Sequence[Backend], parts: Parts) -> set[str]:
+    """What happens to X in the products that will run."""
+    found = {"w4a4", *(backend.mode for backend in chosen if isinstance(backend, KernelBackend))}
+    return found | set(parts.activations) if parts.tune else found
 
 
 def _compile(

@@ -245,12 +245,14 @@ class _Product:
     def first_round(
         self, family: Family, configs: Sequence[dict[str, Any]], modes: Sequence[int], until: float | None
     ) -> tuple[list[_Found], list[_Found]]:
-        """Seconds and plans, fastest first: whole, in each of ``modes`` of overlap, and alone.
+        """Seconds and plans, fastest first: whole, in each of ``modes`` of overlap (of steady configurations, if there
+        are any), and alone.
 
         After ``until`` (a time of ``time.perf_counter``) no more than LEAST configurations are tried, in order; alone
         those are tried first that were fastest as a whole.
         """
         whole: list[_Found] = []
+        doubtful: list[_Found] = []
         right: list[_Found] = []
         for tried, config in enumerate(configs):
             if until is not None and tried >= LEAST and time.perf_counter() > until:
@@ -262,8 +264,8 @@ class _Product:
                     plans = [replace(plan, pdl=pdl) for pdl in modes]
                     found = [(time_quick(self.whole(each), side=self.side), each) for each in plans]
                     right.append((min(found, key=_seconds)[0], plan))
-                    if family.steady(config, self.m, self.operands.n, self.operands.k, self.multiprocessors):
-                        whole += found
+                    n, k = self.operands.n, self.operands.k
+                    (whole if family.steady(config, self.m, n, k, self.multiprocessors) else doubtful).extend(found)
             except (ResetError, RuntimeError) as exc:
                 fault = reason(exc)  # after a lasting error of CUDA the others fail as well
             if fault is not None:
@@ -277,7 +279,7 @@ class _Product:
                 alone.append((time_quick(self.alone(plan), side=self.side), plan))
             except (ResetError, RuntimeError) as exc:
                 self._warn(f"{family.name} {plan.config}", f"alone cannot be timed: {reason(exc)}")
-        return sorted(whole, key=_seconds), sorted(alone, key=_seconds)
+        return sorted(whole or doubtful, key=_seconds), sorted(alone, key=_seconds)
 
     def second_round(self, candidates: Sequence[Candidate], seconds: float) -> None:
         """Time them, interleaved; one that cannot be timed gets no times and a warning."""

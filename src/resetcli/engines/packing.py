@@ -8,9 +8,9 @@ Why: at 1 to 8 rows a product is bound by reading the weights, and torch's gener
 - Other weights (BF16 models, lm_head), where float16 would round: MKL's product on float32 weights packed ahead. A
   single row costs what torch's matrix-vector product costs, 8 rows half of torch's product.
 
-In both, each row's result is bit-equal whatever the number of rows and wherever the row stands (torch's own products
-choose another kernel for one row). `settle_rows` checks the claim on this machine for each shape, because a library
-may choose otherwise elsewhere.
+In both, each row's result shall be bit-equal whatever the number of rows and wherever the row stands (torch's own
+products choose another kernel for one row). Where a library chooses by the number of rows too (one row alone; with AVX2
+what four or six leave over), rows are added: `settle_rows` finds out on this machine, for each shape, how many.
 
 q/k/v and gate/up read the same activations with the same input scale: they are quantized once and multiplied by one
 stacked weight. The model's own forward stays as it is: the first layer of a group computes all, the others take
@@ -34,6 +34,10 @@ Layer = nn.Linear | NVFP4Linear
 
 ROWS_HINT = 8
 """Rows that weights are packed for, the same for every batch size: another packing could round otherwise."""
+PADDINGS = ((1, 1), (2, 1), (4, 4), (8, 8))
+"""Rows that a product has: the least, and what their number is a multiple of; the cheapest first."""
+_TRIED = 16
+"""Rows up to which `settle_rows` tries at least, so that runs of different batch sizes settle for the same."""
 
 
 def available() -> bool:
@@ -49,13 +53,13 @@ def half_available() -> bool:
 class PackedWeight:
     """A weight [N, K] in MKL's packed float32 layout.
 
-    ``pad_lone_row``: a single row is computed as two, because one row alone would take another kernel.
+    ``padding``: one of ``PADDINGS``.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         self.n, self.k = weight.shape
         self.bias = bias
-        self.pad_lone_row = False
+        self.padding = PADDINGS[0]
         self._pack(weight)
 
     def _pack(self, weight: torch.Tensor) -> None:
@@ -66,8 +70,10 @@ class PackedWeight:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32 [..., K] to [..., N]."""
         flat = x.reshape(-1, self.k)
-        if self.pad_lone_row and flat.shape[0] == 1:
-            return self._product(flat.repeat(2, 1))[:1].view(*x.shape[:-1], self.n)
+        least, multiple = self.padding
+        rows = flat.shape[0]
+        if rows and (more := max(least, -(-rows // multiple) * multiple) - rows):
+            return self._product(torch.cat([flat, flat[:1].expand(more, -1)]))[:rows].view(*x.shape[:-1], self.n)
         return self._product(flat).view(*x.shape[:-1], self.n)
 
     def _product(self, flat: torch.Tensor) -> torch.Tensor:
@@ -206,28 +212,40 @@ def _dense(layer: Layer) -> torch.Tensor:
 
 
 def settle_rows(weights: list[PackedWeight], max_rows: int, seed: int = 0) -> bool:
-    """Set ``pad_lone_row`` where one row alone gives other bits than among others.
+    """Set each weight's ``padding`` to the first with which a row has the same bits alone and among others.
 
     Returns:
-        Whether, for each distinct shape, a row keeps its bits from 1 to ``max_rows`` rows, in any position.
+        Whether there is one for each distinct shape, from 1 to ``max_rows`` rows and in any position. If not, no weight
+        is padded.
     """
     generator = torch.Generator().manual_seed(seed)
     by_shape: dict[tuple[type, int, int], list[PackedWeight]] = {}
     for weight in weights:
         by_shape.setdefault((type(weight), weight.n, weight.k), []).append(weight)
     for (_, _, k), alike in by_shape.items():
-        first = alike[0]
-        x = torch.randn(max(max_rows, 2), k, generator=generator)
-        whole = first(x)
-        if any(not torch.equal(first(x[:rows].contiguous()), whole[:rows]) for rows in range(2, x.shape[0])):
-            return False
+        x = torch.randn(max(max_rows, _TRIED), k, generator=generator)
         order = torch.randperm(x.shape[0], generator=generator)
-        if not torch.equal(first(x[order].contiguous()), whole[order]):
+        for padding in PADDINGS:
+            alike[0].padding = padding
+            if _keeps_bits(alike[0], x, order):
+                break
+        else:
+            for weight in weights:
+                weight.padding = PADDINGS[0]
             return False
-        lone = all(torch.equal(first(x[i : i + 1]), whole[i : i + 1]) for i in range(x.shape[0]))
         for weight in alike:
-            weight.pad_lone_row = not lone
+            weight.padding = padding
     return True
+
+
+def _keeps_bits(weight: PackedWeight, x: torch.Tensor, order: torch.Tensor) -> bool:
+    """Whether rows of ``x`` have the bits that they have among all, for any number of rows, alone, and in ``order``."""
+    whole = weight(x)
+    return (
+        all(torch.equal(weight(x[:rows].contiguous()), whole[:rows]) for rows in range(1, x.shape[0]))
+        and torch.equal(weight(x[order].contiguous()), whole[order])
+        and all(torch.equal(weight(x[i : i + 1]), whole[i : i + 1]) for i in range(x.shape[0]))
+    )
 
 
 def fuse_norms(model: nn.Module) -> None:

@@ -36,8 +36,8 @@ class Family(ABC):
             reads "x16". ``form_for`` says which.
         late: whether ``run`` tells LATE from EARLY.
         costs: (M, time in readings of the weight) by kind of activations ("w4a16" as "w4a4" if absent): geometric means
-            over eight shapes on an H200, quantization and launches included, a weight being read at 4.5 TB/s. ``cost``
-            lays lines through them.
+            over eight shapes on an H200 (that of M = 1,024 by what the paper's took beyond 512), quantization and
+            launches included, a weight being read at 4.5 TB/s. ``cost`` lays lines through them.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Family(ABC):
         """
 
     def steady(self, config: dict[str, Any], m: int, n: int, k: int, multiprocessors: int) -> bool:
-        """Whether the time does not depend on what still runs when it starts; tuning lets others be the fastest of a
-        product alone only."""
+        """Whether the time does not depend on what still runs when it starts. Others are not dispatched to; tuning lets
+        them be the fastest of a product alone."""
         return True
 
     @abstractmethod

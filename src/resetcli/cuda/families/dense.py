@@ -26,7 +26,8 @@ SCRATCH = 512 * 1024 * 1024
 _BUILD = Build("dequant.cu")
 _NAME = {torch.bfloat16: "dequantize_bf16", torch.float16: "dequantize_fp16"}
 _THREADS = 256
-_FROM_ROWS, _FROM_TILES = ((64, 15.9), (128, 16.3), (512, 22.6)), ((64, 11.0), (128, 11.4), (512, 17.4))
+_FROM_ROWS = ((64, 15.9), (128, 16.3), (512, 22.6), (1024, 33.9))
+_FROM_TILES = ((64, 11.0), (128, 11.4), (512, 17.4), (1024, 28.4))
 
 
 class Dense(Family):

@@ -27,8 +27,8 @@ _KERNELS = {
 as ptxas likes); none spills on any architecture."""
 _MAX_SHARED = 96 * 1024
 _COSTS = {
-    "w4a4": ((1, 2.5), (8, 2.55), (16, 2.9), (64, 7.9), (128, 13.8), (512, 50.0)),
-    "w4a16": ((1, 2.45), (8, 2.8), (16, 3.0), (64, 7.8), (128, 13.7), (512, 50.0)),
+    "w4a4": ((1, 2.5), (8, 2.55), (16, 2.9), (64, 7.9), (128, 13.8), (512, 50.0), (1024, 102.0)),
+    "w4a16": ((1, 2.45), (8, 2.8), (16, 3.0), (64, 7.8), (128, 13.7), (512, 50.0), (1024, 102.0)),
 }
 
 
@@ -68,8 +68,7 @@ class Mma(Family):
                                   "ranks": ranks}  # fmt: skip
                         if split <= warps and split * ranks <= chunks and _shared(config) <= _MAX_SHARED:
                             found.append(config)
-        best = min(found, key=lambda config: _cost(config, n, chunks, multiprocessors))
-        return [best, *(config for config in found if config is not best)]
+        return sorted(found, key=lambda config: _cost(config, n, chunks, multiprocessors))
 
     def builds(self, arch: str) -> list[Build]:
         if architecture_number(arch) < 80:

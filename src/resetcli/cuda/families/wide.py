@@ -26,8 +26,8 @@ _LONGEST = 16
 sums may be as long as those of the library's own products."""
 _FEW = 128
 _COSTS = {
-    "w4a4": ((1, 2.15), (8, 2.2), (16, 2.35), (64, 3.25), (128, 4.15), (512, 11.8)),
-    "w4a16": ((1, 2.3), (8, 2.35), (16, 2.5), (64, 3.5), (128, 4.5), (512, 12.3)),
+    "w4a4": ((1, 2.15), (8, 2.2), (16, 2.35), (64, 3.25), (128, 4.15), (512, 11.8), (1024, 22.7)),
+    "w4a16": ((1, 2.3), (8, 2.35), (16, 2.5), (64, 3.5), (128, 4.5), (512, 12.3), (1024, 23.2)),
 }
 _CHUNK = {
     (2, 8): (0.40, 0.41, 0.42), (2, 16): (0.45, 0.46, 0.46), (2, 32): (0.47, 0.48, 0.48), (2, 64): (0.60, 0.62, 0.63),
@@ -79,7 +79,7 @@ class Wide(Family):
         they took 13.6 us in one run and 19.8 in the next."""
         groups, tokens, slices, side = (config[name] for name in ("groups", "tokens", "slices", "side"))
         clusters = _clusters(groups, tokens, side, n, m)
-        return config["ctas"] > 0 or not _spreads(groups, tokens, slices * side, clusters, multiprocessors)
+        return not _spreads(groups, tokens, slices * side, clusters, multiprocessors)
 
     def builds(self, arch: str) -> list[Build]:
         if arch != "sm_90a":
@@ -195,7 +195,7 @@ def _configs(m: int, n: int, k: int, multiprocessors: int) -> tuple[tuple[tuple[
                 took, alone = _microseconds(groups, tokens, slices, side, clusters, chunks, multiprocessors)
                 found.append((max(took, least_us), max(alone, least_us), groups, tokens, slices, side, 0))
         for side, chunk in enumerate(_STREAMING.get((groups, tokens), ()), 1):
-            cutters = multiprocessors // side  # clusters between which all the work is cut
+            cutters = max(1, multiprocessors // side)  # clusters between which all the work is cut
             work = _clusters(groups, tokens, side, n, m) * chunks
             share = -(-work // cutters)
             able = 2 * cutters <= work and cutters * side <= FLAGS
